@@ -47,6 +47,7 @@ def embedding(
     scales: int,
     multipliers: int,
     offsets: int,
+    scale_kind: int,  # of scales and offsets, as in ops.cpu.int_packing
     token_ids: int,
     width: int,
     group_size: int,
@@ -63,6 +64,7 @@ def linear(
     scales: int,
     multipliers: int,
     offsets: int,
+    scale_kind: int,  # of scales and offsets, as in ops.cpu.int_packing
     bias: int,
     num_inputs: int,
     num_outputs: int,
@@ -357,6 +359,7 @@ def experts(
     gate_up_scales: int,
     gate_up_multipliers: int,
     gate_up_offsets: int,
+    gate_up_scale_kind: int,
     gate_up_group_size: int,
     gate_up_bias: int,  # [experts, outputs, padded to whole panels]; 0: none
     down_kind: int,
@@ -364,6 +367,7 @@ def experts(
     down_scales: int,
     down_multipliers: int,
     down_offsets: int,
+    down_scale_kind: int,
     down_group_size: int,
     down_bias: int,
     activation: int,
@@ -414,6 +418,7 @@ def quantize_weight(
     num_outputs: int,
     num_inputs: int,
     group_size: int,  # 0: all inputs
+    has_narrow_scales: bool,  # int8: scales are numbers of bfloat16
     importances: int,  # float32 [inputs]: what a squared error costs at each; 0: |w|
 ) -> None: ...
 def lay_integers(

@@ -19,12 +19,14 @@ class WeightFormat(msgspec.Struct, frozen=True):
     """Storage of a matrix [out, in] by a backend. Integers q represent scale * q - offset, with one scale (and offset) for each
     output and group of `group_size` inputs; 0: one group. For int4, the scales of groups can be folded into the integers: scale
     * (multiplier * q), with one scale per output and an integer from -15 to 16 per group of 32, 64 or 128 inputs. float4 has
-    codes of E2M1 in place of integers, q = DOUBLED_E2M1[code], and groups of 16 or 32."""
+    codes of E2M1 in place of integers, q = DOUBLED_E2M1[code], and groups of 16 or 32. Scales of groups, and offsets, are in 16
+    bits if all of them are numbers of that type: a packed layout may use it."""
 
     kind: Literal["float32", "bfloat16", "int8", "int4", "float4"]
     group_size: int = 0
     has_offsets: bool = False
     is_folded: bool = False
+    scales: Literal["float32", "float16", "bfloat16"] = "float32"
 
 
 DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice the value of each code

@@ -25,11 +25,12 @@ _LONGEST_HEADER = 100 << 20  # bytes
 _SMALL_BYTES = 4  # of a value of norms and biases
 _ROUNDED_BYTES = {"wint4": 0.625, "wint8": 1.01}  # wint8 has one scale per output
 _BYTES_OF_4_BIT_BLOCKS = 1.0625  # of bitsandbytes, per value as kernels hold it: 8 bits, a float32 scale for each 64
-GGUF_BYTES = {  # per value as kernels hold it: 4 or 8 bits, with a float32 scale (and offset) for each group
-    **{"Q4_0": 0.625, "MXFP4": 0.625, "TQ1_0": 0.53125, "TQ2_0": 0.53125, "Q3_K": 0.75, "Q2_K": 1.0},
-    **dict.fromkeys(("Q4_1", "Q4_K", "IQ1_S", "IQ3_S"), 0.75),
-    **dict.fromkeys(("Q8_0", "Q5_0", "IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ3_XXS"), 1.125),
-    **dict.fromkeys(("Q5_1", "Q5_K", "Q6_K", "IQ1_M", "IQ2_XS", "IQ2_S"), 1.25),
+GGUF_BYTES = {  # per value as kernels hold it: 4 or 8 bits, with a scale (and offset) of 16 or 32 bits for each group
+    **{"Q4_0": 0.5625, "MXFP4": 0.5625, "TQ1_0": 0.515625, "TQ2_0": 0.515625, "Q4_1": 0.625, "Q3_K": 0.75, "Q2_K": 1.0},
+    **dict.fromkeys(("Q4_K", "IQ1_S", "IQ3_S"), 0.75),
+    **dict.fromkeys(("Q8_0", "Q5_0", "IQ4_NL"), 1.0625),
+    **dict.fromkeys(("IQ4_XS", "IQ2_XXS", "IQ3_XXS", "Q5_1"), 1.125),
+    **dict.fromkeys(("Q5_K", "Q6_K", "IQ1_M", "IQ2_XS", "IQ2_S"), 1.25),
 }
 
 
@@ -109,10 +110,8 @@ def _tensors(path: Path) -> Iterator[tuple[int, bool, int]]:
     for file in sorted(path.glob("*.safetensors")):
         header = _header(file)
         for name, (dtype, shape, begin, end) in header.items():
-            if dtype in ("U8", "F8_E4M3", "F8_E8M0") and name.endswith(
-                ("_scales", "_scale")
-            ):  # of MXFP4 and NVFP4, held as float32
-                yield 0, False, 4 * (end - begin)
+            if dtype in ("U8", "F8_E4M3", "F8_E8M0") and name.endswith(("_scales", "_scale")):
+                yield 0, False, (4 if dtype == "F8_E4M3" else 2) * (end - begin)  # of NVFP4; of MXFP4
                 continue
             if f"{name}.absmax" in header:  # bitsandbytes: 4 bits, held in 8
                 yield 2 * (end - begin), True, math.ceil(2 * _BYTES_OF_4_BIT_BLOCKS * (end - begin))

@@ -1,9 +1,9 @@
 """Integer weights of the native table, in panels of outputs: quantized here, or integers of the checkpoint.
 
 int8 [panels][inputs / 4][PANEL][4], each with an offset of 128; int4 [panels][inputs / 8][PANEL][4], four inputs in the low
-halves and the next four in the high ones; float4 like int4. Scales, and offsets if any, are float32
-[panels][groups][PANEL]; if scales are folded, they are float32 [panels][PANEL] and multipliers int8
-[panels][groups][PANEL]. Padding represents zero.
+halves and the next four in the high ones; float4 like int4. Scales, and offsets if any, are [panels][groups][PANEL] of the
+format's type; if scales are folded, they are float32 [panels][PANEL] and multipliers int8 [panels][groups][PANEL]. Padding
+represents zero.
 """
 
 from __future__ import annotations
@@ -18,6 +18,13 @@ from ops.cpu.cuts import cut
 from ops.weight_format import Fill, Memory, Parts, QuantizedWeight, Source, Store, WeightFormat, float32
 
 KINDS = {"int8": 2, "int4": 3, "float4": 4}  # the kinds packed here, as in `WeightKind` of native/kernels.h
+
+# types of scales and offsets, in the order of `ScaleKind` there; uint16: the bits of bfloat16
+SCALE_DTYPES: dict[str, np.dtype] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+}
 
 _FLOAT, _BYTE, _SIGNED = np.dtype(np.float32), np.dtype(np.uint8), np.dtype(np.int8)
 
@@ -47,6 +54,7 @@ class IntPacking:
         self._made: dict[tuple[str, int], np.ndarray] = {}
         assert not format.is_folded or (format.kind, format.has_offsets) == ("int4", False), f"{name}: {format}"
         assert not format.is_folded or format.group_size in _cpu.FOLDED_GROUPS, f"{name}: {format}"
+        assert format.scales == "float32" or (format.group_size and not format.is_folded), f"{name}: {format}"
 
     def keep(self, store: Store, panels: Parts = ()) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
         """Return the values, uint8 [panels, lines, LINE], and the format's scales, multipliers and offsets. `panels`: those
@@ -62,9 +70,10 @@ class IntPacking:
         num_panels = -(-self._num_outputs // _cpu.PANEL)
         num_lines = -(-self._num_inputs // (4 if self._is_int8 else 8))
         values = keep("weight", (num_panels, num_lines, 4 * _cpu.PANEL), _BYTE)
-        scales = keep("scales", self._scales_shape(), _FLOAT)
+        of_scales = SCALE_DTYPES[self._format.scales]
+        scales = keep("scales", self._scales_shape(), of_scales)
         multipliers = keep("multipliers", self._grouped(), _SIGNED) if self._format.is_folded else None
-        offsets = keep("offsets", self._grouped(), _FLOAT) if self._format.has_offsets else None
+        offsets = keep("offsets", self._grouped(), of_scales) if self._format.has_offsets else None
         self._made.clear()
         return values, scales, multipliers, offsets
 
@@ -77,7 +86,8 @@ class IntPacking:
         return num_panels, 1 if self._format.is_folded else num_groups, panel
 
     def _fill(self, name: str, index: int, kept: np.ndarray) -> None:
-        np.copyto(kept, self._made[name, index])
+        made = self._made[name, index]
+        np.copyto(kept, made.view(np.uint32) >> 16 if kept.dtype == np.uint16 else made, casting="same_kind")
 
     def _fills_of_values(self, index: int) -> Iterator[tuple[int, Fill]]:
         first = 0
@@ -108,6 +118,8 @@ class IntPacking:
         assert self._format.kind != "float4", f"{self._name}: floats are not quantized to float4"
         assert not self._format.has_offsets, f"{self._name}: floats are quantized without offsets"
         assert self._is_int8 or self._format.is_folded, f"{self._name}: floats can only be quantized to int4 with folded scales"
+        is_narrow = self._format.scales == "bfloat16"
+        assert is_narrow or self._format.scales == "float32", f"{self._name}: own scales are not float16"
         scales = self._made.setdefault(("scales", index), np.empty(self._scales_shape(), _FLOAT))[panels]
         address = 0
         if self._format.is_folded:
@@ -116,7 +128,8 @@ class IntPacking:
         output_stride, input_stride = (stride // floats.itemsize for stride in floats.strides)
         source = (floats.ctypes.data, floats.dtype == np.uint16, output_stride, input_stride)
         importances = self._importances[index]
-        shape = (*floats.shape, self._format.group_size, 0 if importances is None else importances.ctypes.data)
+        of_input = 0 if importances is None else importances.ctypes.data
+        shape = (*floats.shape, self._format.group_size, is_narrow, of_input)
         _cpu.quantize_weight(packed.ctypes.data, scales.ctypes.data, address, self._kind, *source, *shape)
 
 
@@ -130,9 +143,14 @@ def rounded(values: np.ndarray, format: WeightFormat, importances: np.ndarray | 
     else:
         lines = (lines ^ 128).view(np.int8)
     integers = lines.transpose(0, 2, 1, 3).reshape(len(lines) * _cpu.PANEL, -1)[:num_outputs, :num_inputs]
-    scales, multipliers, offsets = (None if each is None else _by_output(each, num_outputs) for each in others)
+    scales, multipliers, offsets = (None if each is None else _by_output(_widened(each), num_outputs) for each in others)
     assert scales is not None, "the format has no scales"
     return QuantizedWeight(format, np.ascontiguousarray(integers), scales, offsets, multipliers)
+
+
+def _widened(made: np.ndarray) -> np.ndarray:
+    """Return scales or offsets as float32; multipliers stay."""
+    return made if made.dtype == _SIGNED else float32(made)
 
 
 def _by_output(grouped: np.ndarray, num_outputs: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from ops import _cpu
 from ops.cpu import int_packing
 from ops.cpu.array import Array, array_of
 from ops.cpu.cuts import cut
-from ops.cpu.int_packing import KINDS, IntPacking
+from ops.cpu.int_packing import KINDS, SCALE_DTYPES, IntPacking
 from ops.modules import (
     ColumnRules,
     Columns,
@@ -126,9 +126,10 @@ class PackedWeight(msgspec.Struct, frozen=True):
 
     kind: int  # index in WEIGHT_KINDS
     values: Array
-    scales: Array | None = None  # of integers: float32 [panels][groups][PANEL], with multipliers [panels][PANEL]
+    scales: Array | None = None  # of integers: [panels][groups][PANEL], with multipliers float32 [panels][PANEL]
     multipliers: Array | None = None  # int8 [panels][groups][PANEL]
-    offsets: Array | None = None
+    offsets: Array | None = None  # [panels][groups][PANEL]
+    scale_kind: int = 0  # of scales and offsets, index in SCALE_DTYPES
     group_size: int = 0
     is_in_panels: bool = True
     bias: Array | None = None  # of experts: float32 [panels][PANEL]
@@ -216,7 +217,8 @@ def _packed(name: str, linears: Sequence[Linear], sources: Sequence[Source], sto
     found = packing.keep(store, _panels_read(module, len(sources)))
     values, scales, multipliers, offsets = (None if kept is None else array_of(kept.reshape(-1)) for kept in found)
     assert values is not None
-    return PackedWeight(KINDS[format.kind], values, scales, multipliers, offsets, format.group_size)
+    scale_kind = list(SCALE_DTYPES).index(format.scales)
+    return PackedWeight(KINDS[format.kind], values, scales, multipliers, offsets, scale_kind, format.group_size)
 
 
 def _packed_floats(name: str, module: Linear, sources: Sequence[Source], store: Store) -> PackedWeight:

@@ -171,6 +171,7 @@ class CpuOps:
             table.scales,
             table.multipliers,
             table.offsets,
+            table.scale_kind,
             row_ids,
             num_rows,
             width,
@@ -195,6 +196,7 @@ class CpuOps:
             weight.scales,
             weight.multipliers,
             weight.offsets,
+            weight.scale_kind,
             module.bias,
             module.num_inputs,
             module.width,
@@ -613,7 +615,8 @@ def _windows(rank_group: ExpertRankGroup) -> tuple[Any, ...]:
 
 
 def _matrices(weight: PackedWeight) -> tuple[Any, ...]:
-    return weight.kind, weight.values, weight.scales, weight.multipliers, weight.offsets, weight.group_size, weight.bias
+    scales = weight.scales, weight.multipliers, weight.offsets, weight.scale_kind
+    return weight.kind, weight.values, *scales, weight.group_size, weight.bias
 
 
 def _gate(activation: str, clamp: GateClamp | None) -> tuple[int, float, float]:

@@ -19,8 +19,19 @@ def random_weight(num_outputs: int, num_inputs: int, format: WeightFormat, seed:
     values = generator.integers(low, high, (num_outputs, num_inputs)).astype(dtype)
     scales = generator.standard_normal((num_outputs, 1 if format.is_folded else groups)).astype(np.float32)
     offsets = generator.standard_normal((num_outputs, groups)).astype(np.float32) if format.has_offsets else None
+    scales, offsets = (None if part is None else as_scales(part, format) for part in (scales, offsets))
+    assert scales is not None
     multipliers = generator.choice(MULTIPLIERS, (num_outputs, groups)) if format.is_folded else None
     return QuantizedWeight(format, values, scales, offsets, multipliers)
+
+
+def as_scales(numbers: np.ndarray, format: WeightFormat) -> np.ndarray:
+    """Return float32 numbers that the format's scales can be."""
+    if format.scales == "float16":
+        return numbers.astype(np.float16).astype(np.float32)
+    cut = 16 if format.scales == "bfloat16" else 0
+    found: np.ndarray = (numbers.view(np.uint32) >> cut << cut).view(np.float32)
+    return found
 
 
 def block_of(format: WeightFormat) -> int:

@@ -25,7 +25,8 @@ Weight = np.ndarray | QuantizedWeight
 FORMATS = [
     *(FLOAT32, BFLOAT16, WeightFormat("int8"), WeightFormat("int8", 16), WeightFormat("int8", 128)),
     *(WeightFormat("int4", 32), WeightFormat("int4", 128, True), WeightFormat("int4", 64, is_folded=True)),
-    WeightFormat("float4", 32),
+    *(WeightFormat("int8", 32, scales="bfloat16"), WeightFormat("int4", 32, True, scales="float16")),
+    WeightFormat("float4", 32, scales="bfloat16"),
 ]
 
 

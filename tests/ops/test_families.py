@@ -24,7 +24,7 @@ PARTS = (*LINEARS, ATTENTION)
 FORMATS = {
     "float32": [WeightFormat("float32")],
     "bfloat16": [WeightFormat("bfloat16")],
-    "int8": [WeightFormat("int8"), WeightFormat("int8", 64)],
+    "int8": [WeightFormat("int8"), WeightFormat("int8", 64), WeightFormat("int8", 32, scales="bfloat16")],
     "int4": [WeightFormat("int4", 32), WeightFormat("int4", 32, is_folded=True), WeightFormat("int4", 128, is_folded=True)],
     "float4": [WeightFormat("float4", 32)],
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -25,13 +26,18 @@ INT8 = [WeightFormat("int8", group) for group in (0, 16, 32, 64, 128, 256)]
 INT4 = [WeightFormat("int4", group, offsets) for group in (16, 32, 64, 128) for offsets in (False, True)]
 FOLDED = [WeightFormat("int4", group, is_folded=True) for group in _cpu.FOLDED_GROUPS]
 FLOAT4 = [WeightFormat("float4", size) for size in (16, 32)]
-FORMATS = [*INT8, *INT4, WeightFormat("int4", 0), WeightFormat("int4", 0, True), *FOLDED, *FLOAT4]
-QUANTIZING = [*INT8, *FOLDED]
+HALVES = [WeightFormat("int8", 32, scales="float16"), WeightFormat("int4", 32, True, scales="float16")]
+NARROW = [WeightFormat("int8", 32, scales="bfloat16")]
+FORMATS = [*INT8, *INT4, WeightFormat("int4", 0), WeightFormat("int4", 0, True), *FOLDED, *FLOAT4, *HALVES, *NARROW]
+FORMATS += [WeightFormat("float4", 32, scales="bfloat16")]
+QUANTIZING = [*INT8, *FOLDED, *NARROW]
 SHAPES = [(20, 37), (100, 1), (7, 16), (256, 100), (300, 70), (1024, 48)]
 
 
 def named(format: WeightFormat) -> str:
-    return f"{format.kind}-{format.group_size}{'-offsets' if format.has_offsets else ''}{'-folded' if format.is_folded else ''}"
+    scales = "" if format.scales == "float32" else f"-{format.scales}"
+    offsets, folded = "-offsets" if format.has_offsets else "", "-folded" if format.is_folded else ""
+    return f"{format.kind}-{format.group_size}{offsets}{folded}{scales}"
 
 
 @pytest.fixture(params=_cpu.variants())
@@ -95,10 +101,34 @@ def test_extreme_values(k: OpTable, format: WeightFormat) -> None:
     assert np.isnan(found[~finite]).all()
 
 
+@pytest.mark.parametrize("scales", ["float16", "bfloat16"])
+def test_every_scale_of_16_bits_is_read_exactly(k: OpTable, scales: Literal["float16", "bfloat16"]) -> None:
+    """Denormal halves too. The only product of each output is 127 times its scale."""
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    numbers = values_of(bits.view(np.float16) if scales == "float16" else bits)
+    numbers = numbers[np.isfinite(numbers) & (np.abs(numbers) < 1e36) & ((np.abs(numbers) > 1e-36) | (numbers == 0))]
+    format = WeightFormat("int8", 32, scales=scales)
+    values = np.zeros((len(numbers), 32), np.int8)
+    values[:, 0] = 1
+    x = np.zeros((30, 32), np.float32)
+    x[:, 0] = 127
+    found = k.linear(x, linear_of(k, QuantizedWeight(format, values, numbers[:, None].copy()), format)).numpy()
+    np.testing.assert_array_equal(found, np.broadcast_to(numbers * np.float32(127), found.shape))
+
+
+@pytest.mark.parametrize("format", NARROW, ids=named)
+@pytest.mark.parametrize("size", [1e-20, 1e-6, 1e4, 1e20])
+def test_weights_of_any_size_are_rounded_alike(format: WeightFormat, size: float) -> None:
+    weight = random(37, 256, seed=3) * np.float32(size)
+    with table(f"{_cpu.variants()[-1]}-1"):
+        error = values_of(rounded(weight, format)).astype(float) - weight
+    assert np.sqrt((error**2).sum() / (weight.astype(float) ** 2).sum()) < 0.007
+
+
 # Relative error (root mean square) of y against float32, for normal weights and activations: of the weights, which share a
 # scale with so many others, and of the activations, about 0.6 %.
 ERRORS = {
-    **{WeightFormat("int8", group): 0.012 for group in (0, 16, 32, 64, 128, 256)},
+    **dict.fromkeys([*INT8, *NARROW], 0.012),
     **dict(zip(FOLDED, (0.086, 0.094, 0.102), strict=True)),
 }
 
@@ -145,8 +175,8 @@ def unpacked(weight: PackedWeight, format: WeightFormat, num_outputs: int, num_i
     if weight.multipliers is not None:
         scales = weight.scales.numpy().reshape(-1, 1)[:num_outputs]
         return np.asarray(values * spread(weight.multipliers.numpy()) * scales)
-    result: np.ndarray = values * spread(weight.scales.numpy())
-    return result if weight.offsets is None else result - spread(weight.offsets.numpy())
+    result: np.ndarray = values * spread(values_of(weight.scales.numpy()))
+    return result if weight.offsets is None else result - spread(values_of(weight.offsets.numpy()))
 
 
 @pytest.mark.parametrize("format", QUANTIZING, ids=named)
@@ -213,7 +243,7 @@ def test_weight_of_another_format_is_requantized() -> None:
     np.testing.assert_array_equal(found.values.numpy(), expected.values.numpy())
 
 
-INVARIANT = [WeightFormat("int8"), WeightFormat("int8", 32), *INT4[2:6], *FOLDED[:2], *FLOAT4]
+INVARIANT = [WeightFormat("int8"), *NARROW, *INT4[2:6], *FOLDED[:2], *FLOAT4]
 
 
 @pytest.mark.parametrize("format", INVARIANT, ids=named)

@@ -98,8 +98,8 @@ def bits_of(path: Path, quantization: str, group_size: int) -> float:
             continue
         size = math.prod(shape)
         is_wide = quantization == "wint8" or int(layer[1]) in (0, last)
-        groups = 8 * 4 / group_size if is_wide and group_size else 8 / (group_size or 64) * (not is_wide)
-        num_bits += size * ((8 if is_wide else 4) + groups)
+        of_scales = (16 / group_size if group_size else 0) if is_wide else 8 / (group_size or 64)
+        num_bits += size * ((8 if is_wide else 4) + of_scales)
         num_weights += size
     return num_bits / num_weights
 
@@ -125,7 +125,7 @@ def main() -> None:
             print(f"| {name} | {bits:.1f} | {np.abs(found - exact).mean():.4f} | {math.exp(-found.mean()):.2f} |", flush=True)
 
         row("`--dtype bfloat16`", 16)
-        for quantization, sizes in (("wint8", (0, 64, 32)), ("wint4", (0, 32))):
+        for quantization, sizes in (("wint8", (0, 32)), ("wint4", (0, 32))):
             for size in sizes:
                 for also, name in (({}, ""), (calibrated, ", calibrated")):
                     groups = f" --quantization-group-size {size}" if size else ""

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from ops.cpu.array import Array, array_of
-from ops.cpu.packing import PackedExperts, PackedWeight
+from ops.cpu.packing import PackedExperts
 from ops.modules import Experts, Linear, Tensor
 from ops.table import OpTable, Routing
 from workers.weights.calibration import name_of
@@ -91,8 +91,13 @@ def _alone(module: Experts, expert: int) -> Linear:
     of_all, linear = packed.gate_up, module.gate_up[expert]
     values = own(of_all.values)
     assert values is not None
-    weight = PackedWeight(
-        of_all.kind, values, own(of_all.scales), own(of_all.multipliers), own(of_all.offsets), of_all.group_size
+    weight = msgspec.structs.replace(
+        of_all,
+        values=values,
+        scales=own(of_all.scales),
+        multipliers=own(of_all.multipliers),
+        offsets=own(of_all.offsets),
+        bias=None,
     )
     return Linear(
         linear.names,

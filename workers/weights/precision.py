@@ -5,7 +5,8 @@
   of inputs, or have a size without kernels; integers beside floats) they become floats of the dtype.
 - Others are rounded as --quantization says: `wint8` to 8 bits, one scale per output; `wint4` to 4 bits in groups of 64
   inputs (32 if 64 does not divide them; else like wint8) with folded scales, the head to 8 bits as for wint8, and also the
-  first and the last layer of a deep model: rounding costs most there. --quantization-group-size sets the groups of both.
+  first and the last layer of a deep model: rounding costs most there. --quantization-group-size sets the groups of both; those
+  of 8 bits have scales of 16.
 - Routers of experts are float32, and so are patch embeddings.
 - Other linears of a vision encoder are rounded as --vision-quantization says.
 - Linears with a separate part per head are floats of the dtype.
@@ -31,7 +32,7 @@ from workers.weights.formats.tensor import Kept
 _WINT4_GROUPS = (64, 32)
 _DEEP = 16  # layers from which on the first and the last stay at 8 bits with wint4
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
-ROUNDING = 2  # version of the rounding, part of the keys of packed weights
+ROUNDING = 3  # version of the rounding, part of the keys of packed weights
 _CLASS_HEADS = (
     "score",
     "classifier",
@@ -111,7 +112,7 @@ def _rounded(linear: Linear, is_sensitive: bool, precision: Precision) -> Weight
     size = precision.group_size
     fitting = [each for each in (size, *_WINT4_GROUPS) if each and linear.num_inputs % each == 0]
     if precision.quantization == "wint8" or is_sensitive or not fitting:
-        return WeightFormat("int8", size if size and linear.num_inputs % size == 0 else 0)
+        return WeightFormat("int8", size, scales="bfloat16") if size and linear.num_inputs % size == 0 else WeightFormat("int8")
     return WeightFormat("int4", fitting[0], is_folded=True)
 
 

@@ -1,6 +1,7 @@
 // Rows of an embedding, from its own weight or from the panels of the tied head; and features that replace them, or are added
 // to hidden states.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "ops.h"
@@ -15,6 +16,22 @@ float widened(std::uint16_t bits) {
     float x;
     std::memcpy(&x, &wide, sizeof x);
     return x;
+}
+
+float widened_half(std::uint16_t bits) {
+    const std::uint32_t magnitude = bits & 0x7fffu;
+    const float value = magnitude > 0x7c00u    ? NAN
+                        : magnitude == 0x7c00u ? INFINITY
+                        : magnitude < 0x400u   ? static_cast<float>(magnitude) * 0x1p-24f
+                                               : std::ldexp(static_cast<float>((magnitude & 0x3ffu) | 0x400u),
+                                                            static_cast<int>(magnitude >> 10) - 25);
+    return (bits & 0x8000u) == 0 ? value : -value;
+}
+
+float number_at(const Scales &scales, i64 place) {
+    if (scales.kind == ScaleKind::FLOAT32) return static_cast<const float *>(scales.values)[place];
+    const std::uint16_t bits = static_cast<const std::uint16_t *>(scales.values)[place];
+    return scales.kind == ScaleKind::FLOAT16 ? widened_half(bits) : widened(bits);
 }
 
 void take_row(float *y, const Embed &op, i64 token) {
@@ -35,11 +52,11 @@ void take_integers(float *y, const Embed &op, i64 token) {
     const i64 group_size = op.group_size == 0 ? op.width : op.group_size, groups = (op.width + group_size - 1) / group_size;
     const std::uint8_t *line = static_cast<const std::uint8_t *>(op.weight) + token / PANEL * lines * LINE + lane * 4;
     const bool is_float4 = op.kind == WeightKind::FLOAT4;
-    const i32 zero = is_float4 ? 0 : is_int8 ? 128 : op.offsets == nullptr ? 8 : 0;
+    const i32 zero = is_float4 ? 0 : is_int8 ? 128 : op.offsets ? 0 : 8;
     for (i64 group = 0; group < groups; ++group) {
         const i64 place = (token / PANEL * groups + group) * PANEL + lane, begin = group * group_size;
-        const float scale = op.scales[op.multipliers == nullptr ? place : token];
-        const float offset = op.offsets == nullptr ? 0.0f : op.offsets[place];
+        const float scale = number_at(op.scales, op.multipliers == nullptr ? place : token);
+        const float offset = op.offsets ? number_at(op.offsets, place) : 0.0f;
         const i32 multiplier = op.multipliers == nullptr ? 1 : op.multipliers[place];
         for (i64 i = begin; i < std::min(begin + group_size, op.width); ++i) {
             const std::uint8_t *quad = line + i / in_line * LINE;

@@ -117,9 +117,9 @@ LinearShape shape_of(const ExpertMatrices &matrices, i64 slot) {
     const i64 panels = divide_up(shape.outputs, PANEL) * slot, lines = divide_up(shape.inputs, inputs_per_line(matrices.kind));
     const i64 groups = shape.group_size == 0 ? 1 : divide_up(shape.inputs, shape.group_size);
     shape.weight = static_cast<const char *>(shape.weight) + panels * lines * LINE;
-    shape.scales = moved(shape.scales, panels * PANEL * (shape.multipliers == nullptr ? groups : 1));
+    shape.scales = shape.scales.from(panels * PANEL * (shape.multipliers == nullptr ? groups : 1));
     shape.multipliers = moved(shape.multipliers, panels * PANEL * groups);
-    shape.offsets = moved(shape.offsets, panels * PANEL * groups);
+    shape.offsets = shape.offsets.from(panels * PANEL * groups);
     shape.bias = moved(shape.bias, panels * PANEL);
     return shape;
 }

@@ -42,14 +42,31 @@ enum class Part : i32 { ATTENTION = static_cast<i32>(WeightKind::COUNT), COUNT }
 constexpr int NUM_PARTS = static_cast<int>(Part::COUNT);
 inline constexpr const char *PART_NAMES[NUM_PARTS] = {"float32", "bfloat16", "int8", "int4", "float4", "attention"};
 
+// Numbers in 16 bits are widened exactly: GGUF stores halves, weights that are quantized here have bfloat16, so that any scale
+// fits.
+enum class ScaleKind : i32 { FLOAT32, FLOAT16, BFLOAT16, COUNT };  // like SCALE_DTYPES in ops/cpu/int_packing.py
+
+// Scales of groups, or their offsets.
+struct Scales {
+    const void *values;  // or null
+    ScaleKind kind;
+
+    explicit operator bool() const { return values != nullptr; }
+    // From this place on.
+    Scales from(i64 place) const {
+        const i64 size = kind == ScaleKind::FLOAT32 ? 4 : 2;
+        return {values == nullptr ? nullptr : static_cast<const char *>(values) + place * size, kind};
+    }
+};
+
 struct LinearShape {
     float *y;                        // [rows, outputs]
     const float *x;                  // [rows, inputs]
     void *prepared;                  // rows * prepared_bytes: the result of `prepare` for x
     const void *weight;              // packed: panels of lines
-    const float *scales;             // of integers: [panels][groups][PANEL], with multipliers [panels][PANEL]
+    Scales scales;                   // of integers: [panels][groups][PANEL]; without groups, float32 [panels][PANEL]
     const std::int8_t *multipliers;  // of int4: [panels][groups][PANEL], -15 to 16 without 0, or null
-    const float *offsets;            // [panels][groups][PANEL] of integers, or null
+    Scales offsets;                  // [panels][groups][PANEL] of integers, or none
     const float *bias;               // [outputs, padded to whole panels] or null
     i64 inputs, outputs;
     i64 group_size;  // inputs of a scale or multiplier, 0: all
@@ -112,6 +129,7 @@ struct PanelRounding {
     WeightKind kind;
     std::uint8_t *lines;
     float *scales;             // int8: [groups][PANEL], int4: [PANEL]
+    bool has_narrow_scales;    // int8: they are numbers of bfloat16
     std::int8_t *multipliers;  // int4: [groups][PANEL]
     float *group_scales;       // int4: scratch, [2][groups][PANEL]
 };

@@ -36,6 +36,7 @@ namespace {
 using Address = std::uintptr_t;
 
 float *floats(Address address) { return reinterpret_cast<float *>(address); }
+Scales scales_of(Address address, i32 kind) { return {floats(address), static_cast<ScaleKind>(kind)}; }
 std::uint8_t *bytes(Address address) { return reinterpret_cast<std::uint8_t *>(address); }
 bool *truths(Address address) { return reinterpret_cast<bool *>(address); }
 std::int8_t *integers(Address address) { return reinterpret_cast<std::int8_t *>(address); }
@@ -88,20 +89,23 @@ Op activate(Address y, Address x, i32 activation, float alpha, float limit, i64 
 void bind_row_ops(nb::module_ &module) {
     define(
         module, "embedding",
-        [](Address y, Address weight, Address scales, Address multipliers, Address offsets, Address token_ids, i64 num_rows,
-           i64 width, i64 group_size, i32 kind, bool is_in_panels, Address rows, i64 count) {
-            return Op{Embed{floats(y), floats(weight), floats(scales), integers(multipliers), floats(offsets), ints(token_ids),
-                            num_rows, width, group_size, static_cast<WeightKind>(kind), is_in_panels, rows_of(rows, count)}};
+        [](Address y, Address weight, Address scales, Address multipliers, Address offsets, i32 scale_kind, Address token_ids,
+           i64 num_rows, i64 width, i64 group_size, i32 kind, bool is_in_panels, Address rows, i64 count) {
+            return Op{Embed{floats(y), floats(weight), scales_of(scales, scale_kind), integers(multipliers),
+                            scales_of(offsets, scale_kind), ints(token_ids), num_rows, width, group_size,
+                            static_cast<WeightKind>(kind), is_in_panels, rows_of(rows, count)}};
         });
-    define(module, "linear",
-           [](Address y, Address x, i32 kind, Address weight, Address scales, Address multipliers, Address offsets,
-              Address bias, i64 inputs, i64 outputs, i64 group_size, const std::vector<i64> &panels, Address rows, i64 count) {
-               return Op{LinearOp{static_cast<WeightKind>(kind),
-                                  {floats(y), floats(x), nullptr, floats(weight), floats(scales), integers(multipliers),
-                                   floats(offsets), floats(bias), inputs, outputs, group_size, 0},
-                                  ranges_of(panels, outputs),
-                                  rows_of(rows, count)}};
-           });
+    define(
+        module, "linear",
+        [](Address y, Address x, i32 kind, Address weight, Address scales, Address multipliers, Address offsets, i32 scale_kind,
+           Address bias, i64 inputs, i64 outputs, i64 group_size, const std::vector<i64> &panels, Address rows, i64 count) {
+            return Op{
+                LinearOp{static_cast<WeightKind>(kind),
+                         {floats(y), floats(x), nullptr, floats(weight), scales_of(scales, scale_kind), integers(multipliers),
+                          scales_of(offsets, scale_kind), floats(bias), inputs, outputs, group_size, 0},
+                         ranges_of(panels, outputs),
+                         rows_of(rows, count)}};
+        });
     define(module, "adapt",
            [](Address y, Address x, Address adapter_slots, Address slots, Address ranks, i64 num_slots, i64 slot_floats,
               i64 modules, i64 inputs, i64 outputs, const std::vector<i64> &parts, Address rows, i64 count) {
@@ -264,8 +268,18 @@ void bind_latent_ops(nb::module_ &module) {
            [](Address y, Address x, i32 kind, Address weight, i64 weight_bytes, i64 inputs, i64 outputs, i64 first_head,
               i64 heads, i64 stride, Address rows, i64 count) {
                return Op{HeadLinear{static_cast<WeightKind>(kind),
-                                    {floats(y), floats(x), nullptr, cache(weight) + first_head * weight_bytes, nullptr, nullptr,
-                                     nullptr, nullptr, inputs, outputs, 0, 0},
+                                    {floats(y),
+                                     floats(x),
+                                     nullptr,
+                                     cache(weight) + first_head * weight_bytes,
+                                     {},
+                                     nullptr,
+                                     {},
+                                     nullptr,
+                                     inputs,
+                                     outputs,
+                                     0,
+                                     0},
                                     heads,
                                     stride,
                                     weight_bytes,
@@ -307,20 +321,21 @@ void bind_expert_ops(nb::module_ &module) {
     define(module, "experts",
            [](Address y, Address results, Address x, Address ids, Address weights, Address shared, Address slots,
               i32 gate_up_kind, Address gate_up, Address gate_up_scales, Address gate_up_multipliers, Address gate_up_offsets,
-              i64 gate_up_group_size, Address gate_up_bias, i32 down_kind, Address down, Address down_scales,
-              Address down_multipliers, Address down_offsets, i64 down_group_size, Address down_bias, i32 activation,
-              float alpha, float limit, i64 hidden, i64 inner, i64 experts, i64 chosen, Address comm, Address windows,
-              i64 max_rows, int first_rank, int num_ranks, Address owners, Address counts, Address tensor_comm,
-              Address activated, const std::vector<i64> &gate_up_panels, const std::vector<i64> &down_panels, i64 begin,
-              i64 end, i64 y_begin, i64 y_end, Address rows, i64 count) {
+              i32 gate_up_scale_kind, i64 gate_up_group_size, Address gate_up_bias, i32 down_kind, Address down,
+              Address down_scales, Address down_multipliers, Address down_offsets, i32 down_scale_kind, i64 down_group_size,
+              Address down_bias, i32 activation, float alpha, float limit, i64 hidden, i64 inner, i64 experts, i64 chosen,
+              Address comm, Address windows, i64 max_rows, int first_rank, int num_ranks, Address owners, Address counts,
+              Address tensor_comm, Address activated, const std::vector<i64> &gate_up_panels,
+              const std::vector<i64> &down_panels, i64 begin, i64 end, i64 y_begin, i64 y_end, Address rows, i64 count) {
                const ExpertMatrices first{
                    static_cast<WeightKind>(gate_up_kind),
-                   {nullptr, nullptr, nullptr, floats(gate_up), floats(gate_up_scales), integers(gate_up_multipliers),
-                    floats(gate_up_offsets), floats(gate_up_bias), hidden, 2 * inner, gate_up_group_size, 0}};
-               const ExpertMatrices second{
-                   static_cast<WeightKind>(down_kind),
-                   {nullptr, nullptr, nullptr, floats(down), floats(down_scales), integers(down_multipliers),
-                    floats(down_offsets), floats(down_bias), inner, hidden, down_group_size, 0}};
+                   {nullptr, nullptr, nullptr, floats(gate_up), scales_of(gate_up_scales, gate_up_scale_kind),
+                    integers(gate_up_multipliers), scales_of(gate_up_offsets, gate_up_scale_kind), floats(gate_up_bias), hidden,
+                    2 * inner, gate_up_group_size, 0}};
+               const ExpertMatrices second{static_cast<WeightKind>(down_kind),
+                                           {nullptr, nullptr, nullptr, floats(down), scales_of(down_scales, down_scale_kind),
+                                            integers(down_multipliers), scales_of(down_offsets, down_scale_kind),
+                                            floats(down_bias), inner, hidden, down_group_size, 0}};
                return Op{ApplyExperts{floats(y),
                                       floats(results),
                                       floats(x),
@@ -436,10 +451,10 @@ void bind_packing(nb::module_ &module) {
     define(
         module, "quantize_weight",
         [](Address packed, Address scales, Address multipliers, i32 kind, Address weight, bool is_bfloat16, i64 output_stride,
-           i64 input_stride, i64 outputs, i64 inputs, i64 group_size, Address importances) {
+           i64 input_stride, i64 outputs, i64 inputs, i64 group_size, bool has_narrow_scales, Address importances) {
             const Matrix matrix{floats(weight), is_bfloat16, output_stride, input_stride, outputs, inputs};
-            const PackedIntegers to{bytes(packed), floats(scales),     integers(multipliers), static_cast<WeightKind>(kind),
-                                    group_size,    floats(importances)};
+            const PackedIntegers to{bytes(packed), floats(scales),    integers(multipliers), static_cast<WeightKind>(kind),
+                                    group_size,    has_narrow_scales, floats(importances)};
             in_parallel((outputs + PANEL - 1) / PANEL, 4, [&](i64 begin, i64 end, int thread) {
                 quantize_panels(Engine::get(), to, matrix, begin, end, thread);
             });

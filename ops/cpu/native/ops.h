@@ -33,9 +33,9 @@ struct TakeFeatures {
 struct Embed {
     float *y;
     const void *weight;
-    const float *scales;  // for integers, which are in panels; as in LinearShape
+    Scales scales;  // for integers, which are in panels; as in LinearShape
     const std::int8_t *multipliers;
-    const float *offsets;
+    Scales offsets;
     const i32 *token_ids;
     i64 num_rows, width, group_size;  // of the table; a too large token id is an error before anything is read
     WeightKind kind;

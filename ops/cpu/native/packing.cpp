@@ -200,6 +200,7 @@ void quantize_panels(Engine &engine, const PackedIntegers &to, const Matrix &wei
                                to.kind,
                                to.lines + panel * num_lines * LINE,
                                to.scales + panel * num_scales * PANEL,
+                               to.has_narrow_scales,
                                nullptr,
                                group_scales};
         if (to.importances != nullptr) rounding.importances = importances;

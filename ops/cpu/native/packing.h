@@ -18,6 +18,7 @@ struct PackedIntegers {
     std::int8_t *multipliers;  // of int4
     WeightKind kind;
     i64 group_size;
+    bool has_narrow_scales;    // int8: scales are numbers of bfloat16
     const float *importances;  // of each input: what a squared error costs, usually its mean square; null: by |w|
 };
 

@@ -20,9 +20,20 @@ inline bool has_extension([[maybe_unused]] int bit) {
 #endif
 }
 
+// Conversion of halves (F16C): all processors with AVX2 have it, but not every compiler's __builtin_cpu_supports knows it.
+inline bool has_halves() {
+#if defined(__x86_64__)
+    constexpr unsigned F16C = 1u << 29;
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & F16C) != 0;
+#else
+    return false;
+#endif
+}
+
 inline bool has_avx2() {
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_halves();
 #else
     return false;
 #endif

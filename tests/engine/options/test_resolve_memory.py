@@ -64,11 +64,11 @@ def test_weights_of_a_model_without_files(large: Path) -> None:
     assert stored.num_bytes(model, "bfloat16", "wint4") == pytest.approx(6e9, rel=0.1)
 
 
-def test_mxfp4_is_held_in_4_bits_with_float32_scales(tmp_path: Path) -> None:
+def test_mxfp4_is_held_in_4_bits_with_scales_of_16_bits(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, VARIANTS["gpt_oss mxfp4"]["config"])
     experts, hidden, inner, layers = 5, 64, 96, 2
     num_values = layers * experts * 3 * hidden * inner
-    assert StoredWeights.read(tmp_path).integer_bytes == num_values // 2 + 4 * num_values // 32
+    assert StoredWeights.read(tmp_path).integer_bytes == num_values // 2 + 2 * num_values // 32
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,8 @@ def test_deep_header_and_pipe_count_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", INTEGERS)
 def test_gguf_types_are_counted_as_kernels_hold_them(name: str) -> None:
-    """Integers, and a float32 scale (and offset) of each group."""
+    """Integers, and a scale (and offset) of each group, in 16 bits if the format has such scales."""
     held = INTEGERS[name][0]
     bits = 8 if held.kind == "int8" else 4
-    assert GGUF_BYTES[name] == bits / 8 + 4 * (1 + held.has_offsets) / held.group_size
+    of_scale = 4 if held.scales == "float32" else 2
+    assert GGUF_BYTES[name] == bits / 8 + of_scale * (1 + held.has_offsets) / held.group_size

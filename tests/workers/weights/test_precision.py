@@ -74,13 +74,13 @@ def test_wint4_keeps_the_ends_of_deep_models_at_8_bits(tmp_path: Path) -> None:
 def test_group_sizes_are_followed_where_they_fit(tmp_path: Path) -> None:
     for quantization, others, down in (
         ("wint4", WeightFormat("int4", 32, is_folded=True), WeightFormat("int4", 32, is_folded=True)),
-        ("wint8", WeightFormat("int8", 32), WeightFormat("int8", 32)),
+        ("wint8", WeightFormat("int8", 32, scales="bfloat16"), WeightFormat("int8", 32, scales="bfloat16")),
     ):
         formats, _ = chosen(declared(tmp_path), Precision("float32", quantization, group_size=32))
         assert (formats["q_proj"], formats["down_proj"]) == (others, down)
-        assert formats["lm_head"] == WeightFormat("int8", 32)
+        assert formats["lm_head"] == WeightFormat("int8", 32, scales="bfloat16")
     formats, _ = chosen(declared(tmp_path), Precision("float32", "wint8", group_size=64))
-    assert (formats["q_proj"], formats["down_proj"]) == (WeightFormat("int8", 64), INT8)  # 96 inputs
+    assert (formats["q_proj"], formats["down_proj"]) == (WeightFormat("int8", 64, scales="bfloat16"), INT8)  # 96 inputs
 
 
 def test_tied_embedding_follows_the_head(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Types of tensors in GGUF files: plain floats, and blocks of integers with scales.
 
 Used by `gguf.py`. Integers are kept in 4 bits where that loses nothing, else in 8 (5 and 6 bits, IQ4 and most grids), because
-the kernels have nothing in between.
+the kernels have nothing in between. Scales that are halves stay halves.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from workers.weights.formats.mxfp4 import MXFP4
 
 PLAIN: dict[str, np.dtype] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 INTEGERS: dict[str, tuple[WeightFormat, Callable[[np.ndarray], Parts]]] = {
-    "Q8_0": (WeightFormat("int8", 32), blocks.q8_0),
-    "Q4_0": (WeightFormat("int4", 32), blocks.q4_0),
-    "Q4_1": (WeightFormat("int4", 32, True), blocks.q4_1),
-    "Q5_0": (WeightFormat("int8", 32), blocks.q5_0),
-    "Q5_1": (WeightFormat("int8", 32, True), blocks.q5_1),
+    "Q8_0": (WeightFormat("int8", 32, scales="float16"), blocks.q8_0),
+    "Q4_0": (WeightFormat("int4", 32, scales="float16"), blocks.q4_0),
+    "Q4_1": (WeightFormat("int4", 32, True, scales="float16"), blocks.q4_1),
+    "Q5_0": (WeightFormat("int8", 32, scales="float16"), blocks.q5_0),
+    "Q5_1": (WeightFormat("int8", 32, True, scales="float16"), blocks.q5_1),
     "Q2_K": (WeightFormat("int4", 16, True), superblocks.q2_k),
     "Q3_K": (WeightFormat("int4", 16), superblocks.q3_k),
     "Q4_K": (WeightFormat("int4", 32, True), superblocks.q4_k),
     "Q5_K": (WeightFormat("int8", 32, True), superblocks.q5_k),
     "Q6_K": (WeightFormat("int8", 16), superblocks.q6_k),
-    "IQ4_NL": (WeightFormat("int8", 32), blocks.iq4_nl),
+    "IQ4_NL": (WeightFormat("int8", 32, scales="float16"), blocks.iq4_nl),
     "IQ4_XS": (WeightFormat("int8", 32), superblocks.iq4_xs),
     "IQ1_S": (WeightFormat("int4", 32, True), grid_blocks.iq1_s),
     "IQ1_M": (WeightFormat("int8", 16), grid_blocks.iq1_m),
@@ -39,8 +39,8 @@ INTEGERS: dict[str, tuple[WeightFormat, Callable[[np.ndarray], Parts]]] = {
     "IQ2_S": (WeightFormat("int8", 16), grid_blocks.iq2_s),
     "IQ3_XXS": (WeightFormat("int8", 32), grid_blocks.iq3_xxs),
     "IQ3_S": (WeightFormat("int4", 32, True), grid_blocks.iq3_s),
-    "TQ1_0": (WeightFormat("int4", 128), superblocks.tq1_0),
-    "TQ2_0": (WeightFormat("int4", 128), superblocks.tq2_0),
+    "TQ1_0": (WeightFormat("int4", 128, scales="float16"), superblocks.tq1_0),
+    "TQ2_0": (WeightFormat("int4", 128, scales="float16"), superblocks.tq2_0),
     "MXFP4": (MXFP4, blocks.mxfp4),
 }
 _SLICE = 1 << 17  # bytes decoded at a time, so that a thread's intermediate results stay in its cache

@@ -13,7 +13,7 @@ import numpy as np
 from ops.weight_format import QuantizedWeight, WeightFormat, float32
 from workers.weights.formats.float8 import e4m3
 from workers.weights.formats.module import DecodedTensor, QuantizedModule
-from workers.weights.formats.mxfp4 import NAN, codes_of, scales_of
+from workers.weights.formats.mxfp4 import MXFP4, NAN, codes_of, scales_of
 
 
 def float4_weight(module: QuantizedModule) -> DecodedTensor:
@@ -43,7 +43,7 @@ def float4_weight(module: QuantizedModule) -> DecodedTensor:
         codes = codes_of(packed.read_stored()).reshape(shape)
         return QuantizedWeight(format, codes, read_scales())
 
-    kept = WeightFormat("float4", group_size)
+    kept = MXFP4 if is_mx else WeightFormat("float4", group_size)
     return DecodedTensor(
         shape, lambda: float32(read_integers(kept)), lambda: float32(read_integers(kept)), lambda: kept, read_integers
     )

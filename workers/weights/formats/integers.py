@@ -35,7 +35,10 @@ def common_format(formats: Sequence[WeightFormat]) -> WeightFormat | None:
         return None
     kind = "int8" if any(format.kind == "int8" for format in formats) else "int4"
     sizes = [format.group_size for format in formats if format.group_size]
-    return WeightFormat(kind, min(sizes, default=0), any(format.has_offsets for format in formats))  # type: ignore[arg-type]
+    has_offsets = {format.has_offsets for format in formats}
+    scales = {format.scales for format in formats}  # a new offset is 8 scales, which may be too large for a half
+    narrow = scales.pop() if len(scales) == len(has_offsets) == 1 else "float32"
+    return WeightFormat(kind, min(sizes, default=0), any(has_offsets), scales=narrow)  # type: ignore[arg-type]
 
 
 def in_format(weight: QuantizedWeight, format: WeightFormat) -> QuantizedWeight:

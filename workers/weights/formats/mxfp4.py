@@ -9,7 +9,7 @@ from ops.weight_format import WeightFormat
 
 GROUP_SIZE = 32
 NAN = 255  # among exponents
-MXFP4 = WeightFormat("float4", GROUP_SIZE)
+MXFP4 = WeightFormat("float4", GROUP_SIZE, scales="bfloat16")
 
 
 def codes_of(packed: np.ndarray) -> np.ndarray:

@@ -124,11 +124,11 @@ def test_mixed_superblocks_are_served(tmp_path: Path) -> None:
     ("attention", "mlp", "of_attention", "of_mlp"),
     [
         ("Q3_K", "Q2_K", WeightFormat("int4", 16), WeightFormat("int4", 16, True)),
-        ("IQ4_NL", "IQ4_XS", WeightFormat("int8", 32), WeightFormat("int8", 32)),
+        ("IQ4_NL", "IQ4_XS", WeightFormat("int8", 32, scales="float16"), WeightFormat("int8", 32)),
         ("IQ3_S", "IQ3_XXS", WeightFormat("int4", 32, True), WeightFormat("int8", 32)),
         ("IQ2_S", "IQ2_XXS", WeightFormat("int8", 16), WeightFormat("int8", 32)),
         ("IQ1_M", "IQ1_S", WeightFormat("int8", 16), WeightFormat("int4", 32, True)),
-        ("TQ2_0", "TQ1_0", WeightFormat("int4", 128), WeightFormat("int4", 128)),
+        ("TQ2_0", "TQ1_0", *2 * [WeightFormat("int4", 128, scales="float16")]),
     ],
 )
 def test_small_types_are_served(
@@ -199,7 +199,7 @@ def test_mxfp4_experts_are_kept(tmp_path: Path) -> None:
     for name in declare_model(model)[1].shapes():
         np.testing.assert_array_equal(checkpoint.read(name), source.read(name), err_msg=name)
         is_packed = ".experts." in name and name.endswith(".weight")
-        assert checkpoint.kept(name) == (WeightFormat("float4", 32) if is_packed else None)
+        assert checkpoint.kept(name) == (WeightFormat("float4", 32, scales="bfloat16") if is_packed else None)
 
 
 @pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if FAMILIES[name].gguf_name is not None])

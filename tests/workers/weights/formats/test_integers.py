@@ -11,6 +11,7 @@ import pytest
 
 from engine.checkpoint.gguf.file import BLOCKS
 from engine.checkpoint.stored_weights import GGUF_BYTES
+from ops.cpu.int_packing import SCALE_DTYPES
 from ops.weight_format import QuantizedWeight, WeightFormat, float32
 from tests.workers.weights.formats.quantizers import FORMATS, write_quantized_demo
 from tests.workers.weights.formats.test_blocks import random_blocks
@@ -111,7 +112,8 @@ def test_blocks_keep_their_values(type_name: str) -> None:
 def test_memory_is_estimated_by_the_kept_format() -> None:
     bits = {"int8": 8, "int4": 4, "float4": 4}
     held = {
-        name: bits[format.kind] / 8 + 4 * (1 + format.has_offsets) / format.group_size for name, (format, _) in INTEGERS.items()
+        name: bits[format.kind] / 8 + SCALE_DTYPES[format.scales].itemsize * (1 + format.has_offsets) / format.group_size
+        for name, (format, _) in INTEGERS.items()
     }
     assert held == GGUF_BYTES
 
@@ -127,6 +129,7 @@ def drawn(format: WeightFormat, seed: int, num_outputs: int = 24, num_inputs: in
 
 
 ALL = [WeightFormat(kind, size, has) for kind in ("int8", "int4") for size in (0, 16, 32, 128) for has in (False, True)]  # type: ignore[arg-type]
+ALL += [WeightFormat(kind, 32, has, scales="float16") for kind in ("int8", "int4") for has in (False, True)]  # type: ignore[arg-type]
 ALL = [format for format in ALL if format.kind == "int8" or format.group_size]
 
 

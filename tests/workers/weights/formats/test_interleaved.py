@@ -31,7 +31,7 @@ def checkpoint_of(path: Path, tensors: dict[str, np.ndarray]) -> Checkpoint:
 
 
 def test_mxfp4_is_kept_as_stored(tmp_path: Path) -> None:
-    tensors, format = published(tmp_path), WeightFormat("float4", 32)
+    tensors, format = published(tmp_path), WeightFormat("float4", 32, scales="bfloat16")
     checkpoint = checkpoint_of(tmp_path, tensors)
     exact = dequantized(tensors[BLOCKS], tensors[SCALES])
     for expert in range(CONFIG["num_local_experts"]):
@@ -101,4 +101,4 @@ def test_scale_without_value_is_an_error(tmp_path: Path) -> None:
     tensors[SCALES][1, 4, 0] = 255
     checkpoint = checkpoint_of(tmp_path, tensors)
     with pytest.raises(CheckpointError, match=r"the scales of .*experts\.1\.gate_proj\.weight are NaN or infinite"):
-        checkpoint.read_integers("model.layers.0.mlp.experts.1.gate_proj.weight", WeightFormat("float4", 32))
+        checkpoint.read_integers("model.layers.0.mlp.experts.1.gate_proj.weight", WeightFormat("float4", 32, scales="bfloat16"))
