@@ -14,7 +14,6 @@ namespace {
 
 constexpr int SPLIT = 64, SPLITS_OF_PART = 8, PART = SPLIT * SPLITS_OF_PART, ROWS = 16, WARPS = 4;
 constexpr int PADDING = 8;  // numbers after a line of shared memory: eight lines begin in different banks
-constexpr float INF = std::numeric_limits<float>::infinity();
 
 HOST_AND_DEVICE constexpr int lines_of(int dim) { return (dim + STEP - 1) / STEP * STEP + PADDING; }
 
@@ -345,6 +344,11 @@ __global__ void __launch_bounds__(WARPS *WARP) join_parts(Attention o) {
     }
 }
 
+}  // namespace
+
+#ifndef __CUDACC_RTC__  // the host's part
+namespace {
+
 template <typename T, int VALUE_DIM>
 int run_with(const Attention &o, void *stream) {
     int chunks = (o.tile_rows * (o.heads / o.kv_heads) + ROWS - 1) / ROWS;
@@ -367,3 +371,4 @@ int run(const Attention &o, void *stream) {
 extern "C" int tokamak_Attention(const Attention *o, void *stream) {
     return with_type(o->type, [&](auto x) { return run<decltype(x)>(*o, stream); });
 }
+#endif

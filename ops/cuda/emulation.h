@@ -18,7 +18,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <limits>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -210,6 +210,60 @@ inline int launch(std::function<void()> kernel, dim3 grid, unsigned num_threads,
     }
     return 0;
 }
+
+// ------------------------------------------------------------- kernels by name, for cards that only have a driver
+
+// The part of CUDA's driver that launches need. `resolve` (Python: `ops/cuda/compiler.py`) finds a compiled kernel, which may
+// use that many bytes of dynamic shared memory; `launch` is cuLaunchKernel. Without it kernels are emulated.
+struct Driver {
+    int (*resolve)(const char *name, int num_shared_bytes, void **function) = nullptr;
+    int (*launch)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+                  unsigned block_z, unsigned num_shared_bytes, void *stream, void **operands, void **more) = nullptr;
+};
+
+inline Driver &driver() {
+    static Driver the_one;
+    return the_one;
+}
+
+using Emulate = int (*)(const void *operands, dim3 grid, unsigned num_threads, size_t num_shared_bytes);
+
+inline std::map<std::string, Emulate> &kernels() {
+    static std::map<std::string, Emulate> all;
+    return all;
+}
+
+// The name in source code, "attend<float, 64>", by which NVRTC knows a kernel.
+template <auto KERNEL>
+std::string kernel_name() {
+    std::string text = __PRETTY_FUNCTION__;  // GCC: "... [with auto KERNEL = {anonymous}::attend<float, 64>; ...]"
+    text = text.substr(text.find("KERNEL = ") + 9);
+    text = text.substr(0, text.find_first_of(";]"));
+    for (const std::string scope : {"{anonymous}::", "(anonymous namespace)::", "&"})
+        for (size_t at; (at = text.find(scope)) != std::string::npos;) text.erase(at, scope.size());
+    return text;
+}
+
+class Kernel {
+   public:
+    Kernel(std::string name, Emulate emulate) : name_(std::move(name)), emulate_(emulate) { kernels()[name_] = emulate; }
+
+    int launch(const void *operands, dim3 grid, unsigned num_threads, int num_shared_bytes, void *stream) const {
+        if (driver().launch == nullptr) return emulate_(operands, grid, num_threads, num_shared_bytes);
+        if (function_ == nullptr || num_shared_bytes > num_shared_bytes_) {
+            if (int status = driver().resolve(name_.c_str(), num_shared_bytes, &function_)) return status;
+            num_shared_bytes_ = num_shared_bytes;
+        }
+        void *all[] = {const_cast<void *>(operands)};
+        return driver().launch(function_, grid.x, grid.y, grid.z, num_threads, 1, 1, num_shared_bytes, stream, all, nullptr);
+    }
+
+   private:
+    std::string name_;
+    Emulate emulate_;
+    mutable void *function_ = nullptr;
+    mutable int num_shared_bytes_ = 0;
+};
 
 inline void *dynamic_shared(size_t offset, size_t size) {
     if (offset + size > machine().num_shared_bytes)

@@ -23,7 +23,7 @@ DEVICE Found best_of_warp(Found own) {
     return own;
 }
 
-constexpr float LEFT_OUT = -std::numeric_limits<float>::infinity();
+constexpr float LEFT_OUT = -INF;
 
 // One warp per row.
 __global__ void __launch_bounds__(ROUTE_THREADS) route(Route o) {
@@ -161,6 +161,11 @@ __global__ void combine(Combine o) {
     }
 }
 
+}  // namespace
+
+#ifndef __CUDACC_RTC__  // the host's part
+namespace {
+
 template <typename T, typename W>
 int run_linear(const ExpertLinear &o, void *stream) {
     dim3 grid((o.weights.num_outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS, o.max_tiles);
@@ -192,3 +197,4 @@ extern "C" int tokamak_ExpertLinear(const ExpertLinear *o, void *stream) {
 extern "C" int tokamak_Combine(const Combine *o, void *stream) {
     return with_type(o->type, [&](auto x) { return launch<combine<decltype(x)>>(*o, dim3(o->num_rows), 128, 0, stream); });
 }
+#endif

@@ -92,6 +92,11 @@ __global__ void __launch_bounds__(LARGE_THREADS) large_linear(Linear o) {
     }
 }
 
+}  // namespace
+
+#ifndef __CUDACC_RTC__  // the host's part
+namespace {
+
 template <typename T, typename W>
 int run_tiles(const Linear &o, void *stream) {
     dim3 grid((o.weights.num_outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS, (o.num_rows + TILE_ROWS - 1) / TILE_ROWS);
@@ -117,3 +122,4 @@ int run(const Linear &o, void *stream) {
 extern "C" int tokamak_Linear(const Linear *o, void *stream) {
     return with_type(o->type, [&](auto x) { return run<decltype(x)>(*o, stream); });
 }
+#endif

@@ -3,6 +3,8 @@
 
 #include "platform.h"
 
+constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
+
 // Numbered as in `operands.py`.
 enum Type : int { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3, FLOAT8 = 4, INT4 = 5, FLOAT4 = 6 };
 
@@ -18,6 +20,7 @@ struct Float8 {  // e4m3: no infinities, the largest is 448
     uint8_t bits;
 };
 
+#ifndef __CUDACC_RTC__
 // Calls run(x) with an x of the type of a row's activations.
 template <typename Run>
 int with_type(int type, Run run) {
@@ -27,6 +30,7 @@ int with_type(int type, Run run) {
         default: return run(Bfloat16{});
     }
 }
+#endif
 
 DEVICE uint32_t bits_of(float x) {
 #ifdef __CUDACC__

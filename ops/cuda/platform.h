@@ -4,10 +4,23 @@
 // one with a size that the launch chooses.
 #pragma once
 
+#ifdef __CUDACC_RTC__  // NVRTC has no headers of the host's
+using int8_t = signed char;
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using int32_t = int;
+using uint32_t = unsigned;
+using uint64_t = unsigned long long;
+using uintptr_t = unsigned long long;
+using size_t = unsigned long;
+#else
 #include <cstdint>
+#endif
 
 #ifdef __CUDACC__
+#ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
+#endif
 #define DEVICE __device__ __forceinline__
 #define SHARED __shared__
 #define HOST_AND_DEVICE __host__ __device__
@@ -80,6 +93,7 @@ DEVICE void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT));
 }
 
+#ifndef __CUDACC_RTC__
 template <auto KERNEL, typename Operands>
 int launch(const Operands &operands, dim3 grid, int num_threads, int num_shared_bytes, void *stream) {
     if (num_shared_bytes > 48 << 10) {
@@ -89,6 +103,7 @@ int launch(const Operands &operands, dim3 grid, int num_threads, int num_shared_
     KERNEL<<<grid, num_threads, num_shared_bytes, static_cast<cudaStream_t>(stream)>>>(operands);
     return cudaGetLastError();
 }
+#endif
 #else
 template <typename T, int N>
 struct Shared {
@@ -129,7 +144,12 @@ void wait_for_copies() {
 }
 
 template <auto KERNEL, typename Operands>
-int launch(const Operands &operands, dim3 grid, int num_threads, int num_shared_bytes, void *) {
-    return emulation::launch([operands] { KERNEL(operands); }, grid, num_threads, num_shared_bytes);
+int launch(const Operands &operands, dim3 grid, int num_threads, int num_shared_bytes, void *stream) {
+    static const emulation::Kernel kernel(
+        emulation::kernel_name<KERNEL>(), [](const void *operands, dim3 grid, unsigned num_threads, size_t num_shared_bytes) {
+            const Operands copy = *static_cast<const Operands *>(operands);
+            return emulation::launch([copy] { KERNEL(copy); }, grid, num_threads, num_shared_bytes);
+        });
+    return kernel.launch(&operands, grid, num_threads, num_shared_bytes, stream);
 }
 #endif

@@ -109,6 +109,7 @@ __global__ void begin(Begin o) {
 
 }  // namespace
 
+#ifndef __CUDACC_RTC__  // the host's part
 extern "C" int tokamak_Begin(const Begin *o, void *stream) {
     constexpr int THREADS = 128;
     return launch<begin>(*o, dim3((o->num_rows + THREADS - 1) / THREADS), THREADS, 0, stream);
@@ -123,3 +124,4 @@ extern "C" int tokamak_StoreLatent(const StoreLatent *o, void *stream) {
     return with_type(o->type,
                      [&](auto x) { return launch<store_latent<decltype(x)>>(*o, dim3(o->num_rows), WARPS * WARP, 0, stream); });
 }
+#endif

@@ -11,7 +11,6 @@ namespace {
 
 constexpr int THREADS = 128;
 constexpr int HEADER = 1, DRAWN = 2, NUM_SETTINGS = 10;  // as in ops/paddle/metadata.py
-constexpr float INF = std::numeric_limits<float>::infinity();
 
 // Philox4x32-10 (Salmon et al. 2011), as ops/cpu/native/philox.cpp: in [0, 1), with 53 bits.
 DEVICE double uniform(uint32_t seed_low, uint32_t seed_high, uint32_t position, uint32_t sample_index) {
@@ -231,6 +230,8 @@ __global__ void __launch_bounds__(THREADS) sample(Sample o) {
 
 }  // namespace
 
+#ifndef __CUDACC_RTC__  // the host's part
 extern "C" int tokamak_Sample(const Sample *o, void *stream) {
     return launch<sample>(*o, dim3(o->num_rows), THREADS, 0, stream);
 }
+#endif

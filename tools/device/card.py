@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_float, c_uint64, c_void_p
 from statistics import median
-from typing import Any
 
 import numpy as np
 
-_CALLS: dict[str, tuple[Any, ...]] = {
-    "cuInit": (c_uint,),
-    "cuDeviceGet": (POINTER(c_int), c_int),
-    "cuDeviceGetName": (c_char_p, c_int, c_int),
-    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
-    "cuCtxSetCurrent": (c_void_p,),
-    "cuCtxSynchronize": (),
-    "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
-    "cuMemFree_v2": (c_uint64,),
-    "cuMemcpyHtoD_v2": (c_uint64, c_void_p, c_size_t),
-    "cuMemcpyDtoH_v2": (c_void_p, c_uint64, c_size_t),
-    "cuMemcpyDtoDAsync_v2": (c_uint64, c_uint64, c_size_t, c_void_p),
-    "cuEventCreate": (POINTER(c_void_p), c_uint),
-    "cuEventRecord": (c_void_p, c_void_p),
-    "cuEventSynchronize": (c_void_p,),
-    "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
-}
+from shm.cuda_driver import CudaDriver
+
 _BATCHES = 5
 
 
@@ -38,18 +22,10 @@ class Card:
     """Card `number` of the driver `library`. Work is enqueued on the default stream."""
 
     def __init__(self, library: str, number: int) -> None:
-        try:
-            self._driver = ctypes.CDLL(library)
-        except OSError as error:
-            raise CardError(f"no driver of NVIDIA's cards: {error}; nvidia-smi shows whether there is one") from error
-        for name, arguments in _CALLS.items():
-            getattr(self._driver, name).argtypes = arguments
-        device, context, text = c_int(), c_void_p(), ctypes.create_string_buffer(128)
-        self._call("cuInit", 0)
-        self._call("cuDeviceGet", byref(device), number)
-        self._call("cuDeviceGetName", text, len(text), device)
-        self._call("cuDevicePrimaryCtxRetain", byref(context), device)  # also the stream of kernel launches
-        self._call("cuCtxSetCurrent", context)
+        self._driver = CudaDriver(library, number, CardError)
+        self._call = self._driver.call
+        text = ctypes.create_string_buffer(128)
+        self._call("cuDeviceGetName", text, len(text), self._driver.device)
         self.name = text.value.decode()
         self._events = [c_void_p(), c_void_p()]
         for event in self._events:
@@ -91,10 +67,3 @@ class Card:
             self._call("cuEventElapsedTime", byref(milliseconds), *self._events)
             found.append(milliseconds.value / 1000 / num_runs)
         return median(found)
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        code = getattr(self._driver, name)(*arguments)
-        if code:
-            text = c_char_p()
-            self._driver.cuGetErrorName(code, byref(text))
-            raise CardError(f"{name}: {(text.value or b'').decode() or f'error {code}'}")

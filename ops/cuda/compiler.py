@@ -1,0 +1,158 @@
+"""Compiles kernels at run time for the card that is there: by NVRTC, which needs no CUDA toolkit and no card.
+
+A kernel is compiled when it is first launched, by its name in source code ("attend<float, 64>"), and kept in a file for later
+starts. NVRTC comes from PyPI (`nvidia-cuda-nvrtc`, the extra `cuda`) or from a toolkit. A card newer than NVRTC gets PTX, which
+its driver compiles.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import hashlib
+import logging
+import os
+import re
+import sysconfig
+import time
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ops.cuda.library import SOURCES, BuildError
+
+_LOG = logging.getLogger(__name__)
+_PLACES = (
+    f"{sysconfig.get_path('purelib')}/nvidia/*/lib/libnvrtc.so.[0-9]*",
+    "/usr/local/cuda/lib64/libnvrtc.so.[0-9]*",
+    "/usr/lib/x86_64-linux-gnu/libnvrtc.so.[0-9]*",
+)
+# Products and sums are fused only where a kernel does so explicitly, so that a row's bits are the same in all kernels.
+_OPTIONS = ("--std=c++17", "--fmad=false", "--diag-suppress=177")  # 177: constants that only other kernels use
+_KERNEL = r"__global__ void (?:__launch_bounds__\([^)]*\) )?%s\("
+EMULATED = (0, 0)  # compute capability of an emulated card, which runs the kernels of the host's library
+
+
+class Image(NamedTuple):
+    """A compiled kernel."""
+
+    code: bytes  # cubin or PTX
+    entry: str  # the kernel's name in it
+
+
+class Compiler:
+    """NVRTC, for cards of one compute capability. `directory`: of compiled kernels. BuildError if there is no NVRTC."""
+
+    def __init__(self, capability: tuple[int, int], directory: Path, library: str = "") -> None:
+        self._path = library or find_nvrtc()
+        self._nvrtc = _load(self._path)
+        self._directory = directory
+        supported = self._supported()
+        wanted = 10 * capability[0] + capability[1]
+        self.target = f"sm_{wanted}" if wanted in supported else f"compute_{max(each for each in supported if each < wanted)}"
+        self._headers = {file.name: file.read_bytes() for file in sorted(SOURCES.glob("*.h"))}
+        self._sources = {file.name: file.read_bytes() for file in sorted(SOURCES.glob("*.cu"))}
+
+    def image(self, name: str) -> Image:
+        """Return the kernel `name`, from its file if it was compiled before. BuildError with the compiler's messages."""
+        source = next(
+            file for file, text in self._sources.items() if re.search(_KERNEL % name.partition("<")[0], text.decode())
+        )
+        key = hashlib.blake2b(repr((name, self.target, _OPTIONS, os.path.basename(self._path))).encode(), digest_size=12)
+        for text in (self._sources[source], *self._headers.values()):
+            key.update(text)
+        path = self._directory / f"{key.hexdigest()}.kernel"
+        if path.exists():
+            entry, _, code = path.read_bytes().partition(b"\n")
+            return Image(code, entry.decode())
+        begin = time.monotonic()
+        image = self._compile(source, name)
+        _LOG.info("compiled %s for %s in %.1f s", name, self.target, time.monotonic() - begin)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(image.entry.encode() + b"\n" + image.code)
+        partial.rename(path)
+        return image
+
+    def _compile(self, source: str, name: str) -> Image:
+        headers = (c_char_p * len(self._headers))(*self._headers.values())
+        names = (c_char_p * len(self._headers))(*map(str.encode, self._headers))
+        options = (c_char_p * (len(_OPTIONS) + 1))(*map(str.encode, (*_OPTIONS, f"--gpu-architecture={self.target}")))
+        program = c_void_p()
+        made = self._nvrtc.nvrtcCreateProgram(
+            byref(program), self._sources[source], source.encode(), len(self._headers), headers, names
+        )
+        assert made == 0, f"nvrtcCreateProgram: error {made}"
+        try:
+            self._nvrtc.nvrtcAddNameExpression(program, name.encode())
+            status = self._nvrtc.nvrtcCompileProgram(program, len(options), options)
+            if status != 0:
+                raise BuildError(f"NVRTC cannot compile {name}:\n{self._text(program, 'ProgramLog')[-2000:]}")
+            entry = c_char_p()
+            self._nvrtc.nvrtcGetLoweredName(program, name.encode(), byref(entry))
+            kind = "CUBIN" if self.target.startswith("sm_") else "PTX"
+            return Image(self._bytes(program, kind), (entry.value or b"").decode())
+        finally:
+            self._nvrtc.nvrtcDestroyProgram(byref(program))
+
+    def _supported(self) -> list[int]:
+        count = c_int()
+        self._nvrtc.nvrtcGetNumSupportedArchs(byref(count))
+        found = (c_int * count.value)()
+        self._nvrtc.nvrtcGetSupportedArchs(found)
+        return list(found)
+
+    def _bytes(self, program: c_void_p, what: str) -> bytes:
+        size = c_size_t()
+        getattr(self._nvrtc, f"nvrtcGet{what}Size")(program, byref(size))
+        found = ctypes.create_string_buffer(size.value)
+        getattr(self._nvrtc, f"nvrtcGet{what}")(program, found)
+        return found.raw
+
+    def _text(self, program: c_void_p, what: str) -> str:
+        return self._bytes(program, what).rstrip(b"\0").decode(errors="replace")
+
+
+class EmulatedCompiler:
+    """Stands in for NVRTC where the driver is an emulated card's: the host's library has every kernel."""
+
+    target = "emulation"
+
+    def __init__(self, library: Path) -> None:
+        self._library = library
+
+    def image(self, name: str) -> Image:
+        return Image(f"{self._library}\n{name}".encode() + b"\0", name)
+
+
+def find_nvrtc() -> str:
+    """Return the path of the newest NVRTC. BuildError if there is none."""
+    found = [path for place in _PLACES for path in sorted(glob.glob(place), key=_version, reverse=True)]
+    if not found:
+        raise BuildError(
+            "NVRTC was not found, but compiles the kernels for this card; run pip install 'tokamak-serve[cuda]', or install the "
+            "CUDA toolkit"
+        )
+    return found[0]
+
+
+def _version(path: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", path.partition("libnvrtc.so.")[2])]
+
+
+def _load(path: str) -> Any:
+    try:
+        nvrtc = ctypes.CDLL(path)
+    except OSError as error:
+        raise BuildError(f"NVRTC cannot be loaded: {error}") from error
+    for name, arguments in {
+        "nvrtcCreateProgram": (POINTER(c_void_p), c_char_p, c_char_p, c_int, POINTER(c_char_p), POINTER(c_char_p)),
+        "nvrtcAddNameExpression": (c_void_p, c_char_p),
+        "nvrtcCompileProgram": (c_void_p, c_int, POINTER(c_char_p)),
+        "nvrtcGetLoweredName": (c_void_p, c_char_p, POINTER(c_char_p)),
+        "nvrtcDestroyProgram": (POINTER(c_void_p),),
+        **{f"nvrtcGet{what}Size": (c_void_p, POINTER(c_size_t)) for what in ("CUBIN", "PTX", "ProgramLog")},
+        **{f"nvrtcGet{what}": (c_void_p, c_char_p) for what in ("CUBIN", "PTX", "ProgramLog")},
+    }.items():
+        getattr(nvrtc, name).argtypes = arguments
+    return nvrtc

@@ -1,0 +1,157 @@
+"""NVIDIA's driver (CUDA driver API) through ctypes, without a framework: the only place with its signatures.
+
+Used by `shm/device_memory.py` (memory that outlives a process), the CUDA device of the workers and `tools/device`. Objects of the
+driver (streams, events, modules, functions, graphs) are integers here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from typing import Any, TypeVar
+
+import msgspec
+
+_Object = POINTER(c_void_p)
+_Address = POINTER(c_uint64)
+
+
+class Location(ctypes.Structure):
+    _fields_ = (("type", c_int), ("id", c_int))
+
+
+class AllocationProperties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("handle_types", c_int),
+        ("location", Location),
+        ("of_windows", c_void_p),
+        ("flags", c_ubyte * 8),
+    )
+
+
+class AccessDescription(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", Location), ("flags", c_int))
+
+
+SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuInit": (c_uint,),
+    "cuDriverGetVersion": (POINTER(c_int),),
+    "cuDeviceGetCount": (POINTER(c_int),),
+    "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDeviceGetName": (c_char_p, c_int, c_int),
+    "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
+    "cuDeviceTotalMem_v2": (POINTER(c_size_t), c_int),
+    "cuDevicePrimaryCtxRetain": (_Object, c_int),
+    "cuCtxSetCurrent": (c_void_p,),
+    "cuCtxSynchronize": (),
+    # memory that other processes can map
+    "cuMemGetAllocationGranularity": (POINTER(c_size_t), POINTER(AllocationProperties), c_int),
+    "cuMemCreate": (_Address, c_size_t, POINTER(AllocationProperties), c_uint64),
+    "cuMemExportToShareableHandle": (POINTER(c_int), c_uint64, c_int, c_uint64),
+    "cuMemImportFromShareableHandle": (_Address, c_void_p, c_int),
+    "cuMemAddressReserve": (_Address, c_size_t, c_size_t, c_uint64, c_uint64),
+    "cuMemMap": (c_uint64, c_size_t, c_size_t, c_uint64, c_uint64),
+    "cuMemSetAccess": (c_uint64, c_size_t, POINTER(AccessDescription), c_size_t),
+    "cuMemRelease": (c_uint64,),
+    # memory of this process
+    "cuMemGetInfo_v2": (POINTER(c_size_t), POINTER(c_size_t)),
+    "cuMemAlloc_v2": (_Address, c_size_t),
+    "cuMemFree_v2": (c_uint64,),
+    "cuMemAllocHost_v2": (_Object, c_size_t),
+    "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
+    "cuMemHostUnregister": (c_void_p,),
+    "cuMemsetD8_v2": (c_uint64, c_ubyte, c_size_t),
+    "cuMemsetD8Async": (c_uint64, c_ubyte, c_size_t, c_void_p),
+    "cuMemcpyHtoD_v2": (c_uint64, c_void_p, c_size_t),
+    "cuMemcpyDtoH_v2": (c_void_p, c_uint64, c_size_t),
+    "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
+    "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, c_void_p),
+    "cuMemcpyDtoDAsync_v2": (c_uint64, c_uint64, c_size_t, c_void_p),
+    # streams, events, kernels and graphs
+    "cuStreamCreate": (_Object, c_uint),
+    "cuStreamSynchronize": (c_void_p,),
+    "cuEventCreate": (_Object, c_uint),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuEventQuery": (c_void_p,),
+    "cuEventSynchronize": (c_void_p,),
+    "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
+    "cuModuleLoadData": (_Object, c_char_p),
+    "cuModuleGetFunction": (_Object, c_void_p, c_char_p),
+    "cuFuncSetAttribute": (c_void_p, c_int, c_int),
+    "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
+    "cuStreamBeginCapture_v2": (c_void_p, c_int),
+    "cuStreamEndCapture": (c_void_p, _Object),
+    "cuGraphInstantiateWithFlags": (_Object, c_void_p, c_uint64),
+    "cuGraphLaunch": (c_void_p, c_void_p),
+    "cuGraphDestroy": (c_void_p,),
+}
+
+# CUdevice_attribute
+MULTIPROCESSORS, CAPABILITY_MAJOR, CAPABILITY_MINOR = 16, 75, 76
+MAX_DYNAMIC_SHARED_BYTES = 8  # CUfunction_attribute
+NOT_READY = 600  # CUDA_ERROR_NOT_READY, of cuEventQuery
+_Error = TypeVar("_Error", bound=Exception)
+
+
+class CardInfo(msgspec.Struct, frozen=True):
+    name: str
+    capability: tuple[int, int]  # compute capability; (0, 0): an emulated card
+    num_multiprocessors: int
+    num_bytes: int  # of memory
+    driver_version: int  # the newest CUDA that the driver supports: 1000 * major + 10 * minor
+
+
+class CudaDriver:
+    """The driver `library` with card `card` of this process. Failed calls raise `error`, with the call and the driver's name of
+    the error."""
+
+    def __init__(self, library: str, card: int, error: Callable[[str], Exception]) -> None:
+        self._error = error
+        try:
+            self.library = ctypes.CDLL(library)
+        except OSError as cause:
+            raise error(f"no driver of NVIDIA's cards: {cause}; nvidia-smi shows whether there is one") from cause
+        for name, arguments in SIGNATURES.items():
+            if (function := getattr(self.library, name, None)) is not None:  # an old driver lacks some
+                function.argtypes = arguments
+        self.call("cuInit", 0)
+        device, context = c_int(), c_void_p()
+        self.call("cuDeviceGet", byref(device), card)
+        self.call("cuDevicePrimaryCtxRetain", byref(context), device)  # frameworks use this context, too
+        self.call("cuCtxSetCurrent", context)
+        self.device = device.value
+
+    def call(self, name: str, *arguments: Any) -> None:
+        function = getattr(self.library, name, None)
+        if function is None:
+            raise self._error(f"{name}: this driver does not have it; install a newer one")
+        if code := function(*arguments):
+            raise self._error(f"{name}: {self.error_name(code)}")
+
+    def error_name(self, code: int) -> str:
+        text = c_char_p()
+        self.library.cuGetErrorName(code, byref(text))
+        return (text.value or b"").decode() or f"error {code}"
+
+    def made(self, name: str, *arguments: Any) -> int:
+        """Return the object or address that a call writes to its first argument."""
+        kind = SIGNATURES[name][0]._type_
+        made = kind()
+        self.call(name, byref(made), *arguments)
+        return int(made.value or 0)
+
+    def info(self) -> CardInfo:
+        text = ctypes.create_string_buffer(128)
+        self.call("cuDeviceGetName", text, len(text), self.device)
+        major, minor, count = (
+            self.made("cuDeviceGetAttribute", attribute, self.device)
+            for attribute in (CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS)
+        )
+        num_bytes, version = self.made("cuDeviceTotalMem_v2", self.device), self.made("cuDriverGetVersion")
+        return CardInfo(text.value.decode(), (major, minor), count, num_bytes, version)
