@@ -1,7 +1,7 @@
 """NVIDIA's driver (CUDA driver API) through ctypes, without a framework: the only place with its signatures.
 
-Used by `shm/device_memory.py` (memory that outlives a process), the CUDA device of the workers and `tools/device`. Objects of the
-driver (streams, events, modules, functions, graphs) are integers here.
+Used by `shm/device_memory.py` (memory that outlives a process), `workers/devices/card_kernels.py` and `tools/device`. Streams,
+events, modules, functions and graphs are integers here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+DRIVER = "libcuda.so.1"
 _Object = POINTER(c_void_p)
 _Address = POINTER(c_uint64)
 
@@ -145,6 +146,14 @@ class CudaDriver:
         made = kind()
         self.call(name, byref(made), *arguments)
         return int(made.value or 0)
+
+    def function(self, code: bytes, entry: str) -> int:
+        """Load a compiled kernel (cubin or PTX) and return its function."""
+        return self.made("cuModuleGetFunction", self.made("cuModuleLoadData", code), entry.encode())
+
+    def address_of(self, name: str) -> int:
+        """Return the address of a call, for native code."""
+        return int(ctypes.cast(getattr(self.library, name), c_void_p).value or 0)
 
     def info(self) -> CardInfo:
         text = ctypes.create_string_buffer(128)

@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(WARPS *WARP) join_parts(Attention o) {
 
 }  // namespace
 
-#ifndef __CUDACC_RTC__  // the host's part
+#ifndef __CUDACC__  // the host's part
 namespace {
 
 template <typename T, int VALUE_DIM>

@@ -28,8 +28,9 @@ _PLACES = (
     "/usr/lib/x86_64-linux-gnu/libnvrtc.so.[0-9]*",
 )
 # Products and sums are fused only where a kernel does so explicitly, so that a row's bits are the same in all kernels.
-_OPTIONS = ("--std=c++17", "--fmad=false", "--diag-suppress=177")  # 177: constants that only other kernels use
+OPTIONS = ("--std=c++17", "--fmad=false", "--diag-suppress=177")  # 177: constants that only other kernels use
 _KERNEL = r"__global__ void (?:__launch_bounds__\([^)]*\) )?%s\("
+OLDEST = (8, 0)  # compute capability with the products of a warp that kernels use
 EMULATED = (0, 0)  # compute capability of an emulated card, which runs the kernels of the host's library
 
 
@@ -41,11 +42,12 @@ class Image(NamedTuple):
 
 
 class Compiler:
-    """NVRTC, for cards of one compute capability. `directory`: of compiled kernels. BuildError if there is no NVRTC."""
+    """The NVRTC at `path`, for cards of one compute capability. `directory`: of compiled kernels. BuildError if it cannot be
+    loaded."""
 
-    def __init__(self, capability: tuple[int, int], directory: Path, library: str = "") -> None:
-        self._path = library or find_nvrtc()
-        self._nvrtc = _load(self._path)
+    def __init__(self, path: str, capability: tuple[int, int], directory: Path) -> None:
+        self._path = path
+        self._nvrtc = _load(path)
         self._directory = directory
         supported = self._supported()
         wanted = 10 * capability[0] + capability[1]
@@ -55,10 +57,8 @@ class Compiler:
 
     def image(self, name: str) -> Image:
         """Return the kernel `name`, from its file if it was compiled before. BuildError with the compiler's messages."""
-        source = next(
-            file for file, text in self._sources.items() if re.search(_KERNEL % name.partition("<")[0], text.decode())
-        )
-        key = hashlib.blake2b(repr((name, self.target, _OPTIONS, os.path.basename(self._path))).encode(), digest_size=12)
+        source = self.source_of(name)
+        key = hashlib.blake2b(repr((name, self.target, OPTIONS, os.path.basename(self._path))).encode(), digest_size=12)
         for text in (self._sources[source], *self._headers.values()):
             key.update(text)
         path = self._directory / f"{key.hexdigest()}.kernel"
@@ -66,7 +66,7 @@ class Compiler:
             entry, _, code = path.read_bytes().partition(b"\n")
             return Image(code, entry.decode())
         begin = time.monotonic()
-        image = self._compile(source, name)
+        image, _ = self._compile(source, name)
         _LOG.info("compiled %s for %s in %.1f s", name, self.target, time.monotonic() - begin)
         self._directory.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
@@ -74,10 +74,20 @@ class Compiler:
         partial.rename(path)
         return image
 
-    def _compile(self, source: str, name: str) -> Image:
+    def report(self, name: str) -> str:
+        """Compile the kernel and return what ptxas says of it."""
+        return self._compile(self.source_of(name), name, "--ptxas-options=-v")[1]
+
+    def source_of(self, name: str) -> str:
+        declared = re.compile(_KERNEL % name.partition("<")[0])
+        return next(file for file, text in self._sources.items() if declared.search(text.decode()))
+
+    def _compile(self, source: str, name: str, *more: str) -> tuple[Image, str]:
+        """Return the kernel and the compiler's messages."""
         headers = (c_char_p * len(self._headers))(*self._headers.values())
         names = (c_char_p * len(self._headers))(*map(str.encode, self._headers))
-        options = (c_char_p * (len(_OPTIONS) + 1))(*map(str.encode, (*_OPTIONS, f"--gpu-architecture={self.target}")))
+        all_options = (*OPTIONS, f"--gpu-architecture={self.target}", *more)
+        options = (c_char_p * len(all_options))(*map(str.encode, all_options))
         program = c_void_p()
         made = self._nvrtc.nvrtcCreateProgram(
             byref(program), self._sources[source], source.encode(), len(self._headers), headers, names
@@ -85,13 +95,13 @@ class Compiler:
         assert made == 0, f"nvrtcCreateProgram: error {made}"
         try:
             self._nvrtc.nvrtcAddNameExpression(program, name.encode())
-            status = self._nvrtc.nvrtcCompileProgram(program, len(options), options)
+            status = self._nvrtc.nvrtcCompileProgram(program, len(all_options), options)
             if status != 0:
                 raise BuildError(f"NVRTC cannot compile {name}:\n{self._text(program, 'ProgramLog')[-2000:]}")
             entry = c_char_p()
             self._nvrtc.nvrtcGetLoweredName(program, name.encode(), byref(entry))
             kind = "CUBIN" if self.target.startswith("sm_") else "PTX"
-            return Image(self._bytes(program, kind), (entry.value or b"").decode())
+            return Image(self._bytes(program, kind), (entry.value or b"").decode()), self._text(program, "ProgramLog")
         finally:
             self._nvrtc.nvrtcDestroyProgram(byref(program))
 
@@ -125,15 +135,23 @@ class EmulatedCompiler:
         return Image(f"{self._library}\n{name}".encode() + b"\0", name)
 
 
-def find_nvrtc() -> str:
-    """Return the path of the newest NVRTC. BuildError if there is none."""
+def find_nvrtc(driver_version: int = 1_000_000) -> str:
+    """Return the path of the newest NVRTC that a driver can load kernels of: of its own major version of CUDA, or an earlier
+    one. `driver_version`: 1000 * major + 10 * minor. BuildError if there is none."""
     found = [path for place in _PLACES for path in sorted(glob.glob(place), key=_version, reverse=True)]
     if not found:
         raise BuildError(
-            "NVRTC was not found, but compiles the kernels for this card; run pip install 'tokamak-serve[cuda]', or install the "
-            "CUDA toolkit"
+            "NVRTC was not found, but compiles the kernels for this card; run pip install 'tokamak-serve[cuda]', or "
+            "install the CUDA toolkit"
         )
-    return found[0]
+    major = driver_version // 1000
+    usable = [path for path in found if _version(path)[0] <= major]
+    if not usable:
+        raise BuildError(
+            f"NVRTC {_version(found[0])[0]} compiles kernels that this driver, of CUDA {major}, cannot load; run pip install "
+            f"nvidia-cuda-nvrtc-cu{major}, or update the driver"
+        )
+    return usable[0]
 
 
 def _version(path: str) -> list[int]:

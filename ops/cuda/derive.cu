@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(THREADS) derive(Derive o) {
 
 }  // namespace
 
-#ifndef __CUDACC_RTC__  // the host's part
+#ifndef __CUDACC__  // the host's part
 extern "C" int tokamak_Derive(const Derive *o, void *stream) {
     int num_bytes = 2 * Sequences::BUFFERS * (o->num_slots + 2) * static_cast<int>(sizeof(int));
     return launch<derive>(*o, dim3(1), THREADS, num_bytes, stream);

@@ -226,10 +226,13 @@ inline Driver &driver() {
     return the_one;
 }
 
-using Emulate = int (*)(const void *operands, dim3 grid, unsigned num_threads, size_t num_shared_bytes);
+struct Emulation {
+    int (*run)(const void *operands, dim3 grid, unsigned num_threads, size_t num_shared_bytes);
+    int num_operand_bytes;
+};
 
-inline std::map<std::string, Emulate> &kernels() {
-    static std::map<std::string, Emulate> all;
+inline std::map<std::string, Emulation> &kernels() {
+    static std::map<std::string, Emulation> all;
     return all;
 }
 
@@ -245,24 +248,28 @@ std::string kernel_name() {
 }
 
 class Kernel {
-   public:
-    Kernel(std::string name, Emulate emulate) : name_(std::move(name)), emulate_(emulate) { kernels()[name_] = emulate; }
+public:
+    Kernel(std::string name, Emulation emulation) : name_(std::move(name)), emulation_(emulation) {
+        kernels()[name_] = emulation;
+    }
 
-    int launch(const void *operands, dim3 grid, unsigned num_threads, int num_shared_bytes, void *stream) const {
-        if (driver().launch == nullptr) return emulate_(operands, grid, num_threads, num_shared_bytes);
-        if (function_ == nullptr || num_shared_bytes > num_shared_bytes_) {
+    int launch(const void *operands, dim3 grid, unsigned num_threads, int num_shared_bytes, void *stream) {
+        if (driver().launch == nullptr) return emulation_.run(operands, grid, num_threads, num_shared_bytes);
+        if (resolve_ != driver().resolve || num_shared_bytes > num_shared_bytes_) {
             if (int status = driver().resolve(name_.c_str(), num_shared_bytes, &function_)) return status;
+            resolve_ = driver().resolve;
             num_shared_bytes_ = num_shared_bytes;
         }
         void *all[] = {const_cast<void *>(operands)};
         return driver().launch(function_, grid.x, grid.y, grid.z, num_threads, 1, 1, num_shared_bytes, stream, all, nullptr);
     }
 
-   private:
+private:
     std::string name_;
-    Emulate emulate_;
-    mutable void *function_ = nullptr;
-    mutable int num_shared_bytes_ = 0;
+    Emulation emulation_;
+    decltype(Driver::resolve) resolve_ = nullptr;  // which found the function
+    void *function_ = nullptr;
+    int num_shared_bytes_ = 0;
 };
 
 inline void *dynamic_shared(size_t offset, size_t size) {

@@ -163,7 +163,7 @@ __global__ void combine(Combine o) {
 
 }  // namespace
 
-#ifndef __CUDACC_RTC__  // the host's part
+#ifndef __CUDACC__  // the host's part
 namespace {
 
 template <typename T, typename W>

@@ -1,4 +1,5 @@
-// Description of the library.
+// Description of the library, and what Python calls besides the rows.
+#ifndef __CUDACC__
 #include "operands.h"
 
 #define SIZE_OF(row) \
@@ -16,21 +17,29 @@ SIZE_OF(Combine)
 SIZE_OF(Sample)
 SIZE_OF(Peak)
 
-#ifdef __CUDACC__
-extern "C" const char *tokamak_error(int status) { return cudaGetErrorString(static_cast<cudaError_t>(status)); }
-extern "C" void tokamak_seed(unsigned) {}
-#else
-extern "C" const char *tokamak_error(int) { return emulation::error(); }
+extern "C" const char *tokamak_error() { return emulation::error(); }
 extern "C" void tokamak_seed(unsigned value) { emulation::seed(value); }
 
-// From now on launches go to a card's driver.
+// From now on launches go to a card's driver; without `launch`, to the emulation.
 extern "C" void tokamak_use_driver(decltype(emulation::Driver::resolve) resolve, decltype(emulation::Driver::launch) launch) {
     emulation::driver() = {resolve, launch};
 }
 
-// What the emulated driver of a card runs: a kernel that was launched before, by its name.
+// The names of all kernels, a line each.
+extern "C" const char *tokamak_kernels() {
+    static std::string names;
+    names.clear();
+    for (const auto &[name, _] : emulation::kernels()) names += name + "\n";
+    return names.c_str();
+}
+
+// What an emulated driver runs: a kernel by its name. 0: it has no operands of any size, so there is none with this name.
+extern "C" int tokamak_operand_bytes(const char *name) {
+    auto found = emulation::kernels().find(name);
+    return found == emulation::kernels().end() ? 0 : found->second.num_operand_bytes;
+}
 extern "C" int tokamak_emulate(const char *name, const void *operands, unsigned x, unsigned y, unsigned z, unsigned num_threads,
                                unsigned num_shared_bytes) {
-    return emulation::kernels().at(name)(operands, dim3(x, y, z), num_threads, num_shared_bytes);
+    return emulation::kernels().at(name).run(operands, dim3(x, y, z), num_threads, num_shared_bytes);
 }
 #endif

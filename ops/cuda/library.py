@@ -1,7 +1,9 @@
-"""The compiled rows: for a card by nvcc, for the emulation by the machine's C++ compiler. Cached by a key of all inputs.
+"""The host's part of the rows: it chooses a row's kernels and launches them, on a card or on the emulation. Built by the
+machine's C++ compiler and cached by a key of all inputs.
 
 A library is built if there is none yet for these sources, this compiler and these flags, in a file that is renamed when
-complete. `Library.run` calls a row; errors that the emulation finds in a kernel are raised.
+complete. `Library.run` calls a row; errors that the emulation finds in a kernel are raised. On a card, `compiler.py` compiles a
+kernel when it is first launched.
 """
 
 from __future__ import annotations
@@ -12,46 +14,44 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sysconfig
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ops.cuda.operands import ROWS, STRUCTURES
 
 SOURCES = Path(__file__).parent
-# The toolkit's place, which is often not in PATH, and that of PyPI's nvidia-cuda-nvcc (the extra `nvcc`).
-USUAL_NVCCS = ("/usr/local/cuda/bin/nvcc", f"{sysconfig.get_path('purelib')}/nvidia/cu13/bin/nvcc")
-CARDS = ("80", "90", "100")  # compute capabilities that kernels are compiled for
-# Products and sums are fused only where a kernel does so explicitly, so that a row's bits are the same in all kernels.
-_EMULATION = ("-std=c++17", "-Og", "-fPIC", "-shared", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-x", "c++")
-_CARDS = ("-std=c++17", "-O3", "--fmad=false", "--shared", "-Xcompiler", "-fPIC")
+_FLAGS = ("-std=c++17", "-Og", "-fPIC", "-shared", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-x", "c++")
+_Resolve = CFUNCTYPE(c_int, c_char_p, c_int, POINTER(c_void_p))
+_UNRESOLVED = -1  # status of a launch without a kernel; the driver's are positive
 
 
 class BuildError(Exception):
     """The compiler failed, or there is none."""
 
 
-def emulation_command() -> list[str]:
+class RowError(Exception):
+    """A kernel was not run, or made an error."""
+
+
+class Kernels(Protocol):
+    """Kernels on a card (`workers/devices/card_ops.py`)."""
+
+    launch_address: int  # of cuLaunchKernel
+
+    def function(self, name: str, num_shared_bytes: int) -> int:
+        """Return the kernel `name` ("attend<float, 64>"), which may use that many bytes of dynamic shared memory. Raises
+        BuildError."""
+
+    def error_name(self, status: int) -> str: ...
+
+
+def host_command() -> list[str]:
+    """Return the call of the C++ compiler. BuildError if there is none."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
-        raise BuildError("the CUDA emulation needs a C++ compiler, and none was found; install g++")
-    return [compiler, *_EMULATION]
-
-
-def find_nvcc() -> str:
-    """Return the path of nvcc. BuildError if there is none."""
-    found = next(filter(None, map(shutil.which, ("nvcc", *USUAL_NVCCS))), None)
-    if found is None:
-        where = " or ".join(("on PATH", *USUAL_NVCCS))
-        raise BuildError(
-            f"nvcc was not found ({where}), but is needed to build the kernels; run pip install 'tokamak-serve[nvcc]'"
-        )
-    return found
-
-
-def card_command(nvcc: str, cards: tuple[str, ...] = CARDS) -> list[str]:
-    codes = [f"-gencode=arch=compute_{card},code=sm_{card}" for card in cards]
-    return [nvcc, *_CARDS, *codes]
+        raise BuildError("CUDA's rows need a C++ compiler for the host's part, and none was found; install g++")
+    return [compiler, *_FLAGS]
 
 
 def build(command: list[str], directory: Path) -> Path:
@@ -76,28 +76,48 @@ def build(command: list[str], directory: Path) -> Path:
     return path
 
 
-class RowError(Exception):
-    """A kernel was not run, or made an error."""
-
-
 class Library:
-    """The rows of one file."""
+    """The rows of one file, on `kernels` of a card, or emulated (None)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kernels: Kernels | None = None) -> None:
         self._library = ctypes.CDLL(str(path))
         for row in ROWS:
             size = getattr(self._library, f"tokamak_size_of_{row}")()
             assert size == ctypes.sizeof(STRUCTURES[row]), (
                 f"{row} has {size} bytes in the library, but {ctypes.sizeof(STRUCTURES[row])} in Python"
             )
-        self._library.tokamak_error.restype = ctypes.c_char_p
+        self._library.tokamak_error.restype = self._library.tokamak_kernels.restype = c_char_p
+        self._library.tokamak_use_driver.argtypes = (c_void_p, c_void_p)
+        self._kernels, self._cause = kernels, ""
+        self._resolve = _Resolve(self._found)  # lives as long as its address is used
+
+    @property
+    def kernel_names(self) -> list[str]:
+        names: str = self._library.tokamak_kernels().decode()
+        return names.splitlines()
 
     def run(self, row: str, operands: ctypes.Structure, stream: int = 0) -> None:
         """Enqueue a row on a stream of the card (its address); the emulation runs it before returning."""
+        if self._kernels is None:
+            self._library.tokamak_use_driver(None, None)
+        else:
+            self._library.tokamak_use_driver(ctypes.cast(self._resolve, c_void_p), self._kernels.launch_address)
         call: Any = getattr(self._library, f"tokamak_{row}")
-        status = call(ctypes.byref(operands), ctypes.c_void_p(stream))
-        if status != 0:
-            raise RowError(f"{row}: {self._library.tokamak_error(status).decode()}")
+        status = call(ctypes.byref(operands), c_void_p(stream))
+        if status == 0:
+            return
+        if self._kernels is None:
+            raise RowError(f"{row}: {self._library.tokamak_error().decode()}")
+        raise RowError(f"{row}: {self._cause if status == _UNRESOLVED else self._kernels.error_name(status)}")
+
+    def _found(self, name: bytes, num_shared_bytes: int, function: Any) -> int:
+        assert self._kernels is not None, "the emulation resolves no kernels"
+        try:
+            function[0] = self._kernels.function(name.decode(), num_shared_bytes)
+        except Exception as error:  # it would be lost in the library between
+            self._cause = str(error)
+            return _UNRESOLVED
+        return 0
 
     def seed(self, value: int) -> None:
         """Set the seed of the order of threads and blocks in the emulation. No effect on a card."""

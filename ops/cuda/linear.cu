@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(LARGE_THREADS) large_linear(Linear o) {
 
 }  // namespace
 
-#ifndef __CUDACC_RTC__  // the host's part
+#ifndef __CUDACC__  // the host's part
 namespace {
 
 template <typename T, typename W>

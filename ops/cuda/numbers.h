@@ -20,7 +20,7 @@ struct Float8 {  // e4m3: no infinities, the largest is 448
     uint8_t bits;
 };
 
-#ifndef __CUDACC_RTC__
+#ifndef __CUDACC__
 // Calls run(x) with an x of the type of a row's activations.
 template <typename Run>
 int with_type(int type, Run run) {

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(THREADS) peak(Peak o) {
 
 }  // namespace
 
-#ifndef __CUDACC_RTC__  // the host's part
+#ifndef __CUDACC__  // the host's part
 extern "C" int tokamak_Peak(const Peak *o, void *stream) {
     return with_type(o->type, [&](auto x) { return launch<peak<decltype(x)>>(*o, dim3(o->num_blocks), THREADS, 0, stream); });
 }

@@ -1,11 +1,12 @@
-// Language of the kernels in this directory: CUDA C++, and its replacements when they are compiled for a processor.
+// Language of the kernels in this directory: CUDA C++, as NVRTC compiles it for a card, and its replacements when a C++ compiler
+// builds the host's part, and an emulation of the kernels, for a processor.
 //
 // `Buffer` is memory with its bounds, which only the emulation checks. `Shared` is an array of a block, and `DynamicShared`
 // one with a size that the launch chooses.
 #pragma once
 
-#ifdef __CUDACC_RTC__  // NVRTC has no headers of the host's
-using int8_t = signed char;
+#ifdef __CUDACC__
+using int8_t = signed char;  // NVRTC has no headers
 using uint8_t = unsigned char;
 using uint16_t = unsigned short;
 using int32_t = int;
@@ -13,18 +14,12 @@ using uint32_t = unsigned;
 using uint64_t = unsigned long long;
 using uintptr_t = unsigned long long;
 using size_t = unsigned long;
-#else
-#include <cstdint>
-#endif
-
-#ifdef __CUDACC__
-#ifndef __CUDACC_RTC__
-#include <cuda_runtime.h>
-#endif
 #define DEVICE __device__ __forceinline__
 #define SHARED __shared__
 #define HOST_AND_DEVICE __host__ __device__
 #else
+#include <cstdint>
+
 #include "emulation.h"
 #define DEVICE inline
 #define SHARED static
@@ -92,18 +87,6 @@ template <int LEFT>
 DEVICE void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT));
 }
-
-#ifndef __CUDACC_RTC__
-template <auto KERNEL, typename Operands>
-int launch(const Operands &operands, dim3 grid, int num_threads, int num_shared_bytes, void *stream) {
-    if (num_shared_bytes > 48 << 10) {
-        cudaError_t status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, num_shared_bytes);
-        if (status != cudaSuccess) return status;
-    }
-    KERNEL<<<grid, num_threads, num_shared_bytes, static_cast<cudaStream_t>(stream)>>>(operands);
-    return cudaGetLastError();
-}
-#endif
 #else
 template <typename T, int N>
 struct Shared {
@@ -143,13 +126,18 @@ void wait_for_copies() {
     own.copies.resize(left);
 }
 
+// Known by its name from the start, not from its first launch.
+template <auto KERNEL, typename Operands>
+struct Registered {
+    static int emulate(const void *operands, dim3 grid, unsigned num_threads, size_t num_shared_bytes) {
+        const Operands copy = *static_cast<const Operands *>(operands);
+        return emulation::launch([copy] { KERNEL(copy); }, grid, num_threads, num_shared_bytes);
+    }
+    static inline emulation::Kernel kernel{emulation::kernel_name<KERNEL>(), {emulate, sizeof(Operands)}};
+};
+
 template <auto KERNEL, typename Operands>
 int launch(const Operands &operands, dim3 grid, int num_threads, int num_shared_bytes, void *stream) {
-    static const emulation::Kernel kernel(
-        emulation::kernel_name<KERNEL>(), [](const void *operands, dim3 grid, unsigned num_threads, size_t num_shared_bytes) {
-            const Operands copy = *static_cast<const Operands *>(operands);
-            return emulation::launch([copy] { KERNEL(copy); }, grid, num_threads, num_shared_bytes);
-        });
-    return kernel.launch(&operands, grid, num_threads, num_shared_bytes, stream);
+    return Registered<KERNEL, Operands>::kernel.launch(&operands, grid, num_threads, num_shared_bytes, stream);
 }
 #endif

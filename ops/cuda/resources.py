@@ -1,23 +1,25 @@
-"""Registers and memory of the kernels on a card, by ptxas: `python -m ops.cuda.resources [NVCC]` prints a table and fails if a
-kernel spills.
+"""Registers and memory of the kernels on a card, by ptxas: `python -m ops.cuda.resources` prints a table and fails if a kernel
+spills.
 
-The compiler runs as for a build, for all cards, and prints registers, shared memory and spills of each kernel. The table is
-kept in `.github/DEVICES.md` with the digest of its sources, because a run takes minutes.
+NVRTC compiles each kernel as for a card, which need not be there. The table is kept in `.github/DEVICES.md` with the digest of
+its sources, because a run takes minutes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from ops.cuda.library import CARDS, SOURCES, BuildError, card_command, find_nvcc
+from ops.cuda.compiler import OPTIONS, Compiler, find_nvrtc
+from ops.cuda.library import SOURCES, Library, build, host_command
+
+CAPABILITIES = ((8, 0), (9, 0), (10, 0))  # of A100, H100 and B200
 
 _ENTRY = re.compile(
     r"Compiling entry function '(?P<name>\w+)' for 'sm_(?P<card>\w+)'.*?"
@@ -66,9 +68,9 @@ def table(found: Iterable[Resources]) -> str:
 
 
 def digest() -> str:
-    """Return the digest of the sources without their comments, and of the compiler call."""
-    found = hashlib.blake2b(repr(card_command("nvcc")).encode(), digest_size=8)
-    for file in sorted({*SOURCES.glob("*.cu"), *SOURCES.glob("*.h")} - {SOURCES / "emulation.h"}):
+    """Return the digest of the sources without their comments, and of the compiler's options."""
+    found = hashlib.blake2b(repr(OPTIONS).encode(), digest_size=8)
+    for file in sorted({*SOURCES.glob("*.cu"), *SOURCES.glob("*.h")} - {SOURCES / "emulation.h", SOURCES / "library.cu"}):
         lines = (" ".join(line.split("//", 1)[0].split()) for line in file.read_text().splitlines())
         found.update("\n".join([file.name, *(line for line in lines if line), ""]).encode())
     return found.hexdigest()
@@ -79,22 +81,21 @@ def is_kept() -> bool:
     return f"Sources `{digest()}`:" in (SOURCES.parents[1] / ".github" / "DEVICES.md").read_text()
 
 
-def main(nvcc: str) -> int:
+def logs(names: Iterable[str]) -> Iterator[str]:
+    """Yield what ptxas says of each kernel on each card. BuildError if there is no NVRTC, or it fails."""
+    path, nowhere = find_nvrtc(), Path(os.devnull)
+    for name in names:
+        for capability in CAPABILITIES:
+            yield Compiler(path, capability, nowhere).report(name)
+
+
+def main() -> int:
     """Return the exit code: 1 if a kernel spills."""
-    found: list[Resources] = []
-    for source in sorted(SOURCES.glob("*.cu")):
-        with tempfile.TemporaryDirectory() as directory:
-            command = [part for part in card_command(nvcc, CARDS) if part != "--shared"]
-            command += ["-Xptxas", "-v", "-c", "-o", str(Path(directory) / "kernels.o"), str(source)]
-            made = subprocess.run(command, capture_output=True, text=True, check=False)
-        if made.returncode != 0:
-            raise BuildError(f"{nvcc} failed with exit code {made.returncode}:\n{made.stderr[-2000:]}")
-        found += resources_of(made.stdout + made.stderr)
+    names = Library(build(host_command(), Path("build") / "cuda")).kernel_names
+    found = [each for log in logs(names) for each in resources_of(log)]
     print(f"Sources `{digest()}`:\n\n{table(found)}")
     return int(any(each.spilled_bytes for each in found))
 
 
 if __name__ == "__main__":
-    raise SystemExit(
-        int(not is_kept()) if sys.argv[1:] == ["--is-kept"] else main(sys.argv[1] if sys.argv[1:] else find_nvcc())
-    )
+    raise SystemExit(int(not is_kept()) if sys.argv[1:] == ["--is-kept"] else main())

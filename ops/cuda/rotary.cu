@@ -109,7 +109,7 @@ __global__ void begin(Begin o) {
 
 }  // namespace
 
-#ifndef __CUDACC_RTC__  // the host's part
+#ifndef __CUDACC__  // the host's part
 extern "C" int tokamak_Begin(const Begin *o, void *stream) {
     constexpr int THREADS = 128;
     return launch<begin>(*o, dim3((o->num_rows + THREADS - 1) / THREADS), THREADS, 0, stream);

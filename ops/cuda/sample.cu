@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(THREADS) sample(Sample o) {
 
 }  // namespace
 
-#ifndef __CUDACC_RTC__  // the host's part
+#ifndef __CUDACC__  // the host's part
 extern "C" int tokamak_Sample(const Sample *o, void *stream) {
     return launch<sample>(*o, dim3(o->num_rows), THREADS, 0, stream);
 }

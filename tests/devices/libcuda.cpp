@@ -1,5 +1,10 @@
-// The driver's calls for virtual memory over files in memory, and for memory, copies and events: what `shm/device_memory.py` and
-// `tools/device/card.py` ask of a card, without one. Its addresses are the host's. A card has 1 GiB.
+// NVIDIA's driver without a card: what `shm/cuda_driver.py` calls. Memory that processes share is a file in memory; addresses are
+// the host's; a card has 1 GiB. Kernels are those of an emulated library (`ops/cuda/emulation.h`): a module is its path and the
+// kernel's name.
+//
+// Work of a stream is done when someone waits for it, at the latest: whoever reads a result too early, or changes the source of a
+// copy too soon, gets wrong numbers. A call that a capture does not allow fails, and ends it.
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -10,11 +15,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
 
 using Handle = unsigned long long;  // a descriptor
 
 static constexpr size_t GRANULARITY = size_t{2} << 20, ROOM = size_t{1} << 30;
-static constexpr int INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100;
+static constexpr int INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_READY = 600, LAUNCH_FAILED = 719, CAPTURES = 900;
 
 struct Location {
     int type, id;
@@ -45,7 +54,6 @@ int cuDevicePrimaryCtxRetain(void **context, int) {
     return 0;
 }
 int cuCtxSetCurrent(void *context) { return context ? 0 : INVALID; }
-int cuCtxSynchronize() { return 0; }
 
 int cuGetErrorName(int code, const char **text) {
     *text = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
@@ -100,39 +108,234 @@ int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t size) {
     memset(reinterpret_cast<void *>(address), value, size);
     return 0;
 }
+}
+
+// ------------------------------------------------------------------------------------------------------ streams and kernels
+
+namespace {
+
+using Work = std::function<int()>;
+
+struct Graph {
+    std::vector<Work> works;
+};
+
+struct Stream {
+    std::deque<Work> works;
+    Graph *capture = nullptr;
+    bool is_broken = false;  // the capture
+};
+
+struct Event {
+    timespec time{};
+    Stream *stream = nullptr;  // with work before the event
+    bool is_done = true;
+};
+
+struct Kernel {
+    std::string name;
+    int num_bytes;  // of operands
+    int (*emulate)(const char *, const void *, unsigned, unsigned, unsigned, unsigned, unsigned);
+};
+
+Stream default_stream;
+std::vector<Stream *> streams{&default_stream};
+int failed = 0;  // of the context: a kernel that failed makes every later call fail
+
+Stream &stream_of(void *stream) { return stream ? *static_cast<Stream *>(stream) : default_stream; }
+
+int enqueue(void *stream, Work work) {
+    Stream &own = stream_of(stream);
+    if (own.capture) own.capture->works.push_back(std::move(work));
+    else own.works.push_back(std::move(work));
+    return failed;
+}
+
+// Runs the first work of the stream.
+void advance(Stream &stream) {
+    Work work = std::move(stream.works.front());
+    stream.works.pop_front();
+    if (failed == 0) failed = work();
+}
+
+int finish(Stream &stream) {
+    if (stream.capture) {
+        stream.is_broken = true;
+        return CAPTURES;
+    }
+    while (!stream.works.empty()) advance(stream);
+    return failed;
+}
+
+int finish_all() {
+    for (Stream *stream : streams)
+        if (int status = finish(*stream)) return status;
+    return failed;
+}
+
+}  // namespace
+
+extern "C" {
+
+int cuDriverGetVersion(int *version) {
+    *version = 13000;
+    return 0;
+}
+int cuDeviceGetAttribute(int *value, int attribute, int) {
+    const char *capability = getenv("LIBCUDA_CAPABILITY");  // "9.0"; that of an emulated card is 0.0
+    *value = attribute == 16 ? 2 : capability == nullptr ? 0 : capability[attribute == 75 ? 0 : 2] - '0';
+    return 0;
+}
+int cuDeviceTotalMem_v2(size_t *size, int) {
+    *size = ROOM;
+    return 0;
+}
+int cuMemGetInfo_v2(size_t *available, size_t *size) {
+    *available = *size = ROOM;
+    return 0;
+}
+int cuCtxSynchronize() { return finish_all(); }
 
 // Memory that a process has for itself. LIBCUDA_WRONG: what is fetched is not what was there.
 int cuMemAlloc_v2(uint64_t *address, size_t size) {
     if (size > ROOM) return OUT_OF_MEMORY;
-    *address = reinterpret_cast<uint64_t>(aligned_alloc(256, (size + 255) / 256 * 256));
+    if (int status = finish_all()) return status;  // it may wait, and does in a capture
+    void *memory = aligned_alloc(256, (size + 255) / 256 * 256);
+    memset(memory, 0xff, size);  // NaN
+    *address = reinterpret_cast<uint64_t>(memory);
     return 0;
 }
 int cuMemFree_v2(uint64_t address) {
+    if (int status = finish_all()) return status;
     free(reinterpret_cast<void *>(address));
     return 0;
 }
+int cuMemAllocHost_v2(void **address, size_t size) {
+    *address = calloc(1, size);
+    return 0;
+}
+int cuMemHostRegister_v2(void *, size_t, unsigned) { return 0; }
+int cuMemHostUnregister(void *) { return 0; }
+
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) {
+    if (int status = finish_all()) return status;
     memcpy(reinterpret_cast<void *>(to), from, size);
     return 0;
 }
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
+    if (int status = finish_all()) return status;
     memcpy(to, reinterpret_cast<void *>(from), size);
     if (getenv("LIBCUDA_WRONG") && size >= 4) static_cast<unsigned char *>(to)[size - 1] ^= 0x40;
     return 0;
 }
-int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *) {
-    return cuMemcpyHtoD_v2(to, reinterpret_cast<void *>(from), size);
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *stream) {
+    return enqueue(stream, [=] {
+        memmove(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), size);
+        return 0;
+    });
+}
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *stream) {
+    return cuMemcpyDtoDAsync_v2(to, reinterpret_cast<uint64_t>(from), size, stream);
+}
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *stream) {
+    return cuMemcpyDtoDAsync_v2(reinterpret_cast<uint64_t>(to), from, size, stream);
+}
+int cuMemsetD8Async(uint64_t address, unsigned char value, size_t size, void *stream) {
+    return enqueue(stream, [=] { return cuMemsetD8_v2(address, value, size); });
 }
 
+int cuStreamCreate(void **stream, unsigned) {
+    streams.push_back(new Stream);
+    *stream = streams.back();
+    return failed;
+}
+int cuStreamSynchronize(void *stream) { return finish(stream_of(stream)); }
+
 int cuEventCreate(void **event, unsigned) {
-    *event = new timespec{};
+    *event = new Event;
+    return failed;
+}
+int cuEventRecord(void *event, void *stream) {
+    Event &own = *static_cast<Event *>(event);
+    own.is_done = false;
+    own.stream = &stream_of(stream);
+    return enqueue(stream, [event] {
+        Event &own = *static_cast<Event *>(event);
+        own.is_done = true;
+        return clock_gettime(CLOCK_MONOTONIC, &own.time);
+    });
+}
+int cuEventQuery(void *event) {
+    Event &own = *static_cast<Event *>(event);
+    if (own.is_done || own.stream->works.empty()) return failed;
+    advance(*own.stream);  // some progress
+    return failed ? failed : own.is_done ? 0 : NOT_READY;
+}
+int cuEventSynchronize(void *event) {
+    Event &own = *static_cast<Event *>(event);
+    while (!own.is_done && !own.stream->works.empty()) advance(*own.stream);
+    return failed;
+}
+int cuEventElapsedTime(float *milliseconds, const void *first, const void *last) {
+    const timespec &a = static_cast<const Event *>(first)->time, &b = static_cast<const Event *>(last)->time;
+    *milliseconds = static_cast<float>((b.tv_sec - a.tv_sec) * 1e3 + (b.tv_nsec - a.tv_nsec) / 1e6);
     return 0;
 }
-int cuEventRecord(void *event, void *) { return clock_gettime(CLOCK_MONOTONIC, static_cast<timespec *>(event)); }
-int cuEventSynchronize(void *) { return 0; }
-int cuEventElapsedTime(float *milliseconds, const void *first, const void *last) {
-    const auto &a = *static_cast<const timespec *>(first), &b = *static_cast<const timespec *>(last);
-    *milliseconds = static_cast<float>((b.tv_sec - a.tv_sec) * 1e3 + (b.tv_nsec - a.tv_nsec) / 1e6);
+
+int cuModuleLoadData(void **module, const char *image) {
+    const std::string text = image;
+    const size_t end = text.find('\n');
+    if (end == std::string::npos) return INVALID;
+    void *library = dlopen(text.substr(0, end).c_str(), RTLD_NOW);
+    if (library == nullptr) return INVALID;
+    auto *found = new Kernel{text.substr(end + 1), 0, nullptr};
+    found->emulate = reinterpret_cast<decltype(Kernel::emulate)>(dlsym(library, "tokamak_emulate"));
+    auto size_of = reinterpret_cast<int (*)(const char *)>(dlsym(library, "tokamak_operand_bytes"));
+    found->num_bytes = size_of(found->name.c_str());
+    *module = found;
+    return found->num_bytes > 0 ? 0 : INVALID;
+}
+int cuModuleGetFunction(void **function, void *module, const char *name) {
+    *function = module;
+    return static_cast<Kernel *>(module)->name == name ? 0 : INVALID;
+}
+int cuFuncSetAttribute(void *, int, int) { return 0; }
+
+int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned num_threads, unsigned, unsigned,
+                   unsigned num_shared_bytes, void *stream, void **operands, void **) {
+    const Kernel *kernel = static_cast<Kernel *>(function);
+    if (x == 0 || y == 0 || z == 0) return INVALID;
+    const std::string copy(static_cast<const char *>(operands[0]), kernel->num_bytes);
+    return enqueue(stream, [=] {
+        if (kernel->emulate(kernel->name.c_str(), copy.data(), x, y, z, num_threads, num_shared_bytes) == 0) return 0;
+        fprintf(stderr, "libcuda: %s failed\n", kernel->name.c_str());
+        return LAUNCH_FAILED;
+    });
+}
+
+int cuStreamBeginCapture_v2(void *stream, int) {
+    Stream &own = stream_of(stream);
+    if (own.capture || stream == nullptr) return INVALID;
+    own.capture = new Graph;
+    own.is_broken = false;
+    return 0;
+}
+int cuStreamEndCapture(void *stream, void **graph) {
+    Stream &own = stream_of(stream);
+    *graph = own.is_broken ? nullptr : own.capture;
+    own.capture = nullptr;
+    return own.is_broken ? CAPTURES + 1 : 0;
+}
+int cuGraphInstantiateWithFlags(void **executable, void *graph, uint64_t) {
+    *executable = new Graph(*static_cast<Graph *>(graph));
+    return 0;
+}
+int cuGraphLaunch(void *executable, void *stream) {
+    for (const Work &work : static_cast<Graph *>(executable)->works) enqueue(stream, work);
+    return failed;
+}
+int cuGraphDestroy(void *graph) {
+    delete static_cast<Graph *>(graph);
     return 0;
 }
 }

@@ -68,6 +68,6 @@ def test_failed_allocation_names_the_cause(driver: str, num_ranks: int, num_byte
 
 def test_missing_driver_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "libcuda.so.1"
-    says = f"no driver for device memory that outlives a process: {missing}"
+    says = f"no driver of NVIDIA's cards: {missing}"
     with pytest.raises(StartError, match=says), device_arenas(str(missing), 1, NUM_BYTES):
         pass

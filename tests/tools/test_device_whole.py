@@ -14,7 +14,6 @@ import pytest
 from tests.devices.board import Board
 from tests.devices.build import NAME, built_plugin, environment
 from tests.native_program import build_program
-from tests.ops.cuda.card import emulated_library
 from tests.paths import REPOSITORY
 from tools.device.engines import WAYS, Target, same_bytes
 from tools.device.findings import Finding, Outcome, least, summary
@@ -33,7 +32,7 @@ def test_all_parts_run(tmp_path: Path) -> None:
     board = Board(tmp_path / "board")
     board.set(delay_seed=11)
     driver = build_program(tmp_path, "tests/devices/libcuda.cpp", flags=("-shared", "-fPIC"))
-    of_rows = ("--driver", str(driver), "--library", str(emulated_library()), "--small")
+    of_rows = ("--driver", str(driver), "--small")
     few = ("--only", "linear,arena,bytes,golden,captured", "--ways", "eager,captured-pair", "--models", "qwen3")
     code, lines, said = run(environment(built_plugin(), board), NAME, "--ops", "reference", *few, *of_rows)
     found = {line.split(": ", 1)[1].rpartition(": ")[0]: line.split(": ")[0] for line in lines[1 : lines.index("")]}

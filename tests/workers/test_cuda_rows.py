@@ -194,17 +194,18 @@ def test_rounded_weights_agree_with_the_reference(name: str, quantization: str, 
     assert not np.allclose(found[0][1], plain[0][1], atol=1e-3), "they were rounded"
 
 
-def test_missing_nvcc_falls_back_or_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_driver_falls_back_or_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Other ops serve, unless they lack something that was asked for."""
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("ops.cuda.library.USUAL_NVCCS", ("/nowhere/nvcc",))
+    monkeypatch.setattr("workers.devices.card_ops.DRIVER", "/nowhere/libcuda.so.1")
     for option, value, name in (
         ("quantization", "wint8", "--quantization"),
         ("kv_cache_dtype", "bfloat16", "--kv-cache-dtype"),
     ):
-        says = f"--ops cuda: nvcc was not found .*; {name} {value} needs CUDA ops; remove it or install nvcc"
+        says = (
+            f"--ops cuda: no driver of NVIDIA's cards: .*; {name} {value} needs CUDA ops; remove it or install what is missing"
+        )
         with pytest.raises(OptionError, match=says):
             core_of(gpu_runner, "llama", ops="cuda", **{option: value})
     runner = core_of(gpu_runner, "llama", ops="cuda")
     assert runner.device.ops.name == "fused"
-    assert "--ops cuda: using fused ops instead: nvcc was not found" in caplog.text
+    assert "--ops cuda: using fused ops instead: no driver of NVIDIA's cards" in caplog.text

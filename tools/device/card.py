@@ -22,10 +22,10 @@ class Card:
     """Card `number` of the driver `library`. Work is enqueued on the default stream."""
 
     def __init__(self, library: str, number: int) -> None:
-        self._driver = CudaDriver(library, number, CardError)
-        self._call = self._driver.call
+        self.driver = CudaDriver(library, number, CardError)
+        self._call = self.driver.call
         text = ctypes.create_string_buffer(128)
-        self._call("cuDeviceGetName", text, len(text), self._driver.device)
+        self._call("cuDeviceGetName", text, len(text), self.driver.device)
         self.name = text.value.decode()
         self._events = [c_void_p(), c_void_p()]
         for event in self._events:

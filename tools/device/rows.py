@@ -1,5 +1,5 @@
-"""`tools/test --device gpu --rows`: checks and times each CUDA row on a card. Needs only its driver: the script installs nvcc
-from PyPI where there is none, and no framework is needed.
+"""`tools/test --device gpu --rows`: checks and times each CUDA row on a card. Needs only its driver: the script installs NVRTC
+from PyPI, which compiles the kernels, and no framework is needed.
 
 Each row first runs on small operands, and the result is compared with that of the same sources compiled for this machine's
 processor (`ops/cuda/emulation.h`, which the tests compare with the formulas). Then it runs at the sizes of models and is timed:
@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.checkpoint.files import user_cache
-from ops.cuda.library import BuildError, Library, RowError, build, card_command, emulation_command, find_nvcc
+from ops.cuda.library import BuildError, Library, RowError, build, host_command
 from ops.cuda.operands import ROWS, TYPES, operands
 from tools.device.card import Card, CardError
 from tools.device.cases import Case, cases
+from workers.devices.card_kernels import card_library
 
 _COPIED_BYTES = 256 << 20
 _PEAK_STEPS, _PEAK_BLOCKS = 4096, 2048
@@ -143,15 +143,8 @@ def time(card: Card, rows: Library, case: Case, roofline: Roofline, num_runs: in
         placed.free()
 
 
-def library_path(given: str) -> Path:
-    """Return the CUDA rows for a card. BuildError if there is no compiler."""
-    if given:
-        return Path(given)
-    return build(card_command(find_nvcc()), user_cache() / "cuda")  # where engines look for it too
-
-
 def emulated() -> Library:
-    return Library(build(emulation_command(), Path("build") / "cuda"))
+    return Library(build(host_command(), Path("build") / "cuda"))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -159,12 +152,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tools/test --device gpu --rows", description=__doc__.split("\n\n")[0])
     parser.add_argument("--driver", default="libcuda.so.1", help="the driver's library (default: %(default)s)")
     parser.add_argument("--card", type=int, default=0, help="which card (default: %(default)s)")
-    parser.add_argument("--library", default="", help="rows that were built before (default: nvcc builds them)")
     parser.add_argument("--small", action="store_true", help="time what is checked, on what is no card")
     options = parser.parse_args(arguments)
     try:
         card = Card(options.driver, options.card)
-        passed, failed, _ = run(card, Library(library_path(options.library)), is_small=options.small)
+        passed, failed, _ = run(card, card_library(card.driver), is_small=options.small)
         print(f"\n{passed} of {passed + failed} checks passed")
         return int(failed > 0)
     except (CardError, BuildError, RowError, OSError) as error:

@@ -27,7 +27,8 @@ import msgspec
 from engine.errors import OptionError, StartError
 from engine.options.resolve_device import ARENA_LIBRARIES, InstalledPaddle, installed_paddle, resolve_device
 from engine.supervisor.device_arenas import device_arenas
-from ops.cuda.library import BuildError, Library, RowError
+from ops.cuda.library import BuildError, RowError
+from shm.cuda_driver import CudaDriver
 from tests.devices.child import call_there
 from tests.devices.persistent_arena_worker import NUM_BYTES, run_worker
 from tests.e2e.engine_process import GOLDEN
@@ -36,6 +37,7 @@ from tools.bench import dense_shape, shape
 from tools.device import engines, rows
 from tools.device.card import Card, CardError
 from tools.device.findings import Finding, Findings, Outcome, least, summary
+from workers.devices.card_kernels import card_library
 
 LINEAR_BAR = 0.8  # relative to the vendor's library
 _SHAPES = [(count, 4096, 14336) for count in (1, 16, 2048)]
@@ -51,7 +53,6 @@ class Options(msgspec.Struct, frozen=True):
     ways: tuple[str, ...]
     models: tuple[str, ...]
     driver: str  # "": the rows do not support this device
-    library: str
     is_small: bool
 
 
@@ -106,7 +107,7 @@ def _rows(target: engines.Target, options: Options) -> Findings:
         yield Finding("rows", Outcome.NOT_RUN, _ON_GPUS)
         return
     card = Card(options.driver, 0)
-    passed, failed, timed = rows.run(card, Library(rows.library_path(options.library)), is_small=options.is_small)
+    passed, failed, timed = rows.run(card, card_library(card.driver), is_small=options.is_small)
     yield Finding.of("rows: right on the card", failed == 0, f"{passed} of {passed + failed} checks")
     for each in timed:
         if each.case.bandwidth_bar:
@@ -117,10 +118,10 @@ def _linear(target: engines.Target, options: Options) -> Findings:
     if not options.driver:
         yield Finding("linear", Outcome.NOT_RUN, _ON_GPUS)
         return
-    place = "cpu" if options.library else target.device  # rows built earlier are those of the emulation
+    place = "cpu" if options.is_small else target.device
     dtype = "float32" if place == "cpu" else "bfloat16"  # the only type that Paddle multiplies there
     shapes, num_runs = (_SMALL_SHAPES, 2) if options.is_small else (_SHAPES, 50)
-    arguments = str(rows.library_path(options.library)), place, dtype, shapes, num_runs
+    arguments = options.driver, place, dtype, shapes, num_runs
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         found = pool.submit(call_there, "linears_beside_the_librarys", arguments, {}).result()
     for each in found:
@@ -144,11 +145,10 @@ def _arena(target: engines.Target, options: Options) -> Findings:
 
 
 def _tables(options: Options) -> Iterator[str]:
-    """Yield the op tables. BuildError if CUDA kernels cannot be built, since engines would use fused ops instead. They are
-    built here because that takes minutes."""
+    """Yield the op tables. BuildError if CUDA kernels cannot be compiled, since engines would use fused ops instead."""
     for ops in options.ops:
         if ops == "cuda":
-            rows.library_path(options.library)
+            card_library(CudaDriver(options.driver, 0, BuildError))
         yield ops
 
 
@@ -203,13 +203,12 @@ def _options(arguments: Sequence[str]) -> Options:
     add_list("--models", ARCHITECTURES, "golden models")
     parser.add_argument("--ops", default="", help="op tables (default: fused, on GPUs cuda too)")
     parser.add_argument("--driver", default="", help="CUDA's driver (default: libcuda.so.1 on GPUs)")
-    parser.add_argument("--library", default="", help="rows that were built before (default: nvcc builds them)")
     parser.add_argument("--small", action="store_true", help="few numbers and a small model, on what is no card")
     given = parser.parse_args(arguments)
     of_driver = ARENA_LIBRARIES.get(given.device, "")
     ops = tuple((given.ops or ("fused,cuda" if of_driver else "fused")).split(","))
     driver = given.driver or of_driver
-    return Options(given.device, given.only, ops, given.ways, given.models, driver, given.library, given.small)
+    return Options(given.device, given.only, ops, given.ways, given.models, driver, given.small)
 
 
 if __name__ == "__main__":

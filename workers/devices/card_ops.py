@@ -1,6 +1,6 @@
-"""CUDA ops for the card of a rank: built by nvcc when first needed, and used if they prove correct.
+"""CUDA ops for the card of a rank: compiled when first needed, and used if they prove correct.
 
-Called by `workers/runners.py` with `--ops cuda`. The library is kept for later starts, named by a digest of its sources.
+Called by `workers/runners.py` with `--ops cuda`. Compiled kernels are kept for later starts.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from engine.checkpoint.files import user_cache
 from engine.errors import OptionError
 from ops.table import OpTable
+from shm.cuda_driver import DRIVER, CudaDriver
+from workers.devices.card_kernels import card_library
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,15 +33,15 @@ def leave_rows(cause: str, needed_by: str, remedy: str) -> None:
     _LOG.warning("--ops cuda: using fused ops instead: %s", cause)
 
 
-def card_rows(needed_by: str = "") -> CardRows | None:
-    """Return the ops built by nvcc; None if it cannot build them. Raises OptionError if they are needed."""
-    from ops.cuda.library import BuildError, Library, build, card_command, find_nvcc  # needs Paddle's op table
-    from ops.cuda.table import make_table
+def card_rows(rank: int, needed_by: str = "") -> CardRows | None:
+    """Return the ops on the card of a rank; None if they cannot be compiled. Raises OptionError if they are needed."""
+    from ops.cuda.library import BuildError
+    from ops.cuda.table import make_table  # needs Paddle's op table
 
     try:
-        library = Library(build(card_command(find_nvcc()), user_cache() / "cuda"))
+        library = card_library(CudaDriver(DRIVER, rank, BuildError))
     except BuildError as error:
-        leave_rows(str(error), needed_by, " or install nvcc")
+        leave_rows(str(error), needed_by, " or install what is missing")
         return None
     return CardRows(lambda rank_group: make_table(library, current_stream, rank_group), needed_by)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from ops.cuda.library import Library, build, emulation_command
+from ops.cuda.library import Library, build, host_command
 from tests.paths import REPOSITORY
 
 
@@ -17,4 +17,4 @@ def emulated_card() -> Library:
 
 
 def emulated_library() -> Path:
-    return build(emulation_command(), REPOSITORY / "build" / "cuda")
+    return build(host_command(), REPOSITORY / "build" / "cuda")

@@ -1,0 +1,53 @@
+"""Kernels of `ops/cuda` on a card, by its driver: compiled for it when first launched, and loaded.
+
+Used by `card_ops.py`, in Paddle's process and context, and by `tools/device`, without Paddle.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from engine.checkpoint.files import user_cache
+from ops.cuda.compiler import EMULATED, OLDEST, Compiler, EmulatedCompiler, find_nvrtc
+from ops.cuda.library import BuildError, Library, build, host_command
+from shm.cuda_driver import MAX_DYNAMIC_SHARED_BYTES, CudaDriver
+
+_LOG = logging.getLogger(__name__)
+_ALWAYS_ALLOWED = 48 << 10  # bytes of dynamic shared memory that a kernel may use without asking
+
+
+class CardKernels:
+    """Kernels for the card of `driver`; `host` is the file of the host's part. BuildError if they cannot be compiled for it."""
+
+    def __init__(self, driver: CudaDriver, host: Path, directory: Path) -> None:
+        info = driver.info()
+        self._driver = driver
+        self._compiler: Compiler | EmulatedCompiler = EmulatedCompiler(host)
+        if info.capability != EMULATED:
+            if info.capability < OLDEST:
+                raise BuildError(
+                    f"{info.name} has compute capability {info.capability[0]}.{info.capability[1]}, but the kernels need "
+                    f"{OLDEST[0]}.{OLDEST[1]}"
+                )
+            self._compiler = Compiler(find_nvrtc(info.driver_version), info.capability, directory)
+        self.launch_address = driver.address_of("cuLaunchKernel")
+        self._functions: dict[str, int] = {}
+
+    def function(self, name: str, num_shared_bytes: int) -> int:
+        if name not in self._functions:
+            self._functions[name] = self._driver.function(*self._compiler.image(name))
+        if num_shared_bytes > _ALWAYS_ALLOWED:
+            self._driver.call("cuFuncSetAttribute", self._functions[name], MAX_DYNAMIC_SHARED_BYTES, num_shared_bytes)
+        return self._functions[name]
+
+    def error_name(self, status: int) -> str:
+        return self._driver.error_name(status)
+
+
+def card_library(driver: CudaDriver, directory: Path | None = None) -> Library:
+    """Return the rows on the card of `driver`. `directory`: of what is compiled (default: the user's cache). BuildError if a
+    compiler is missing."""
+    directory = directory or user_cache() / "cuda"
+    host = build(host_command(), directory)
+    return Library(host, CardKernels(driver, host, directory))
