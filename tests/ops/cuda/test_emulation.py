@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ops.cuda.library import SOURCES, emulation_command
+from ops.cuda.library import SOURCES, host_command
 from ops.cuda.operands import memory_of
 
 KERNELS = ("behind the end", "before the barrier", "behind the barrier", "any order", "apart", "copy", "shared", "product")
@@ -35,7 +35,7 @@ class Faults:
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
     path = tmp_path_factory.mktemp("faults") / "faults.so"
     source = Path(__file__).with_name("faults.cu")
-    subprocess.run([*emulation_command(), f"-I{SOURCES}", "-o", str(path), str(source)], check=True)
+    subprocess.run([*host_command(), f"-I{SOURCES}", "-o", str(path), str(source)], check=True)
     return Faults(path)
 
 
