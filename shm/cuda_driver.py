@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-DRIVER = "libcuda.so.1"
 _Object = POINTER(c_void_p)
 _Address = POINTER(c_uint64)
 

@@ -126,7 +126,7 @@ def gpu_runner(parts: RunnerParts) -> Ahead:
     if parts.device_arena >= 0:
         lasting = PersistentKvArena(config.device_arena_library, peers.rank, parts.device_arena, parts.arena)
     device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings, lasting=lasting)
-    rows = card_rows(peers.rank, _needed_by(config)) if config.ops == "cuda" else None
+    rows = card_rows(config.device_arena_library, peers.rank, _needed_by(config)) if config.ops == "cuda" else None
     return Ahead(build_runner(parts, DeviceParts(device, DeviceInputs, make_plan, rows)))
 
 

@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -284,12 +285,12 @@ def registered(runner: ModelRunner) -> list[object]:
 
 
 def linears_beside_the_librarys(
-    driver: str, place: str, dtype: str, shapes: list[tuple[int, int, int]], num_runs: int
+    driver: str, directory: str, place: str, dtype: str, shapes: list[tuple[int, int, int]], num_runs: int
 ) -> list[Linears]:
     """Measure CUDA's linear and Paddle's matmul, which calls the card's own library, for (rows, inputs, outputs)."""
     paddle.device.set_device(place)
     card = CudaDriver(driver, 0, BuildError)
-    rows, stream = card_library(card), 0 if place == "cpu" else current_stream()
+    rows, stream = card_library(card, Path(directory)), 0 if place == "cpu" else current_stream()
     wait = functools.partial(card.call, "cuCtxSynchronize")
     found = []
     for num_rows, inputs, outputs in shapes:

@@ -194,9 +194,9 @@ def test_rounded_weights_agree_with_the_reference(name: str, quantization: str, 
     assert not np.allclose(found[0][1], plain[0][1], atol=1e-3), "they were rounded"
 
 
-def test_missing_driver_falls_back_or_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_driver_falls_back_or_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     """Other ops serve, unless they lack something that was asked for."""
-    monkeypatch.setattr("workers.devices.card_ops.DRIVER", "/nowhere/libcuda.so.1")
+    missing = "/nowhere/libcuda.so.1"
     for option, value, name in (
         ("quantization", "wint8", "--quantization"),
         ("kv_cache_dtype", "bfloat16", "--kv-cache-dtype"),
@@ -205,7 +205,7 @@ def test_missing_driver_falls_back_or_is_refused(monkeypatch: pytest.MonkeyPatch
             f"--ops cuda: no driver of NVIDIA's cards: .*; {name} {value} needs CUDA ops; remove it or install what is missing"
         )
         with pytest.raises(OptionError, match=says):
-            core_of(gpu_runner, "llama", ops="cuda", **{option: value})
-    runner = core_of(gpu_runner, "llama", ops="cuda")
+            core_of(gpu_runner, "llama", ops="cuda", device_arena_library=missing, **{option: value})
+    runner = core_of(gpu_runner, "llama", ops="cuda", device_arena_library=missing)
     assert runner.device.ops.name == "fused"
     assert "--ops cuda: using fused ops instead: no driver of NVIDIA's cards" in caplog.text

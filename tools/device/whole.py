@@ -107,7 +107,8 @@ def _rows(target: engines.Target, options: Options) -> Findings:
         yield Finding("rows", Outcome.NOT_RUN, _ON_GPUS)
         return
     card = Card(options.driver, 0)
-    passed, failed, timed = rows.run(card, card_library(card.driver), is_small=options.is_small)
+    library = card_library(card.driver, rows.directory(is_small=options.is_small))
+    passed, failed, timed = rows.run(card, library, is_small=options.is_small)
     yield Finding.of("rows: right on the card", failed == 0, f"{passed} of {passed + failed} checks")
     for each in timed:
         if each.case.bandwidth_bar:
@@ -121,7 +122,7 @@ def _linear(target: engines.Target, options: Options) -> Findings:
     place = "cpu" if options.is_small else target.device
     dtype = "float32" if place == "cpu" else "bfloat16"  # the only type that Paddle multiplies there
     shapes, num_runs = (_SMALL_SHAPES, 2) if options.is_small else (_SHAPES, 50)
-    arguments = options.driver, place, dtype, shapes, num_runs
+    arguments = options.driver, str(rows.directory(is_small=options.is_small)), place, dtype, shapes, num_runs
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         found = pool.submit(call_there, "linears_beside_the_librarys", arguments, {}).result()
     for each in found:
@@ -148,7 +149,7 @@ def _tables(options: Options) -> Iterator[str]:
     """Yield the op tables. BuildError if CUDA kernels cannot be compiled, since engines would use fused ops instead."""
     for ops in options.ops:
         if ops == "cuda":
-            card_library(CudaDriver(options.driver, 0, BuildError))
+            card_library(CudaDriver(options.driver, 0, BuildError), rows.directory(is_small=options.is_small))
         yield ops
 
 

@@ -5,15 +5,12 @@ Used by `card_ops.py`, in Paddle's process and context, and by `tools/device`, w
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
-from engine.checkpoint.files import user_cache
 from ops.cuda.compiler import EMULATED, OLDEST, Compiler, EmulatedCompiler, find_nvrtc
 from ops.cuda.library import BuildError, Library, build, host_command
 from shm.cuda_driver import MAX_DYNAMIC_SHARED_BYTES, CudaDriver
 
-_LOG = logging.getLogger(__name__)
 _ALWAYS_ALLOWED = 48 << 10  # bytes of dynamic shared memory that a kernel may use without asking
 
 
@@ -45,9 +42,7 @@ class CardKernels:
         return self._driver.error_name(status)
 
 
-def card_library(driver: CudaDriver, directory: Path | None = None) -> Library:
-    """Return the rows on the card of `driver`. `directory`: of what is compiled (default: the user's cache). BuildError if a
-    compiler is missing."""
-    directory = directory or user_cache() / "cuda"
+def card_library(driver: CudaDriver, directory: Path) -> Library:
+    """Return the rows on the card of `driver`. `directory`: of what is compiled. BuildError if a compiler is missing."""
     host = build(host_command(), directory)
     return Library(host, CardKernels(driver, host, directory))

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
+from engine.checkpoint.files import user_cache
 from engine.errors import OptionError
 from ops.table import OpTable
-from shm.cuda_driver import DRIVER, CudaDriver
+from shm.cuda_driver import CudaDriver
 from workers.devices.card_kernels import card_library
 
 _LOG = logging.getLogger(__name__)
@@ -33,13 +34,14 @@ def leave_rows(cause: str, needed_by: str, remedy: str) -> None:
     _LOG.warning("--ops cuda: using fused ops instead: %s", cause)
 
 
-def card_rows(rank: int, needed_by: str = "") -> CardRows | None:
-    """Return the ops on the card of a rank; None if they cannot be compiled. Raises OptionError if they are needed."""
+def card_rows(driver: str, rank: int, needed_by: str = "") -> CardRows | None:
+    """Return the ops on the card of a rank, by the library `driver`; None if they cannot be compiled. Raises OptionError if
+    they are needed."""
     from ops.cuda.library import BuildError
     from ops.cuda.table import make_table  # needs Paddle's op table
 
     try:
-        library = card_library(CudaDriver(DRIVER, rank, BuildError))
+        library = card_library(CudaDriver(driver, rank, BuildError), user_cache() / "cuda")
     except BuildError as error:
         leave_rows(str(error), needed_by, " or install what is missing")
         return None
