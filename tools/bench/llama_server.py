@@ -54,7 +54,7 @@ class Library(Engine):
 
     def run(self) -> None:
         while True:
-            while not self._streams or not self.incoming.empty():
+            while not self._streams or (self._free and not self.incoming.empty()):
                 self._add(self.incoming.get())
             self._step()
             for stream in list(self._streams):
