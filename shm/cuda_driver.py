@@ -42,7 +42,6 @@ class AccessDescription(ctypes.Structure):
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
     "cuDriverGetVersion": (POINTER(c_int),),
-    "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetName": (c_char_p, c_int, c_int),
     "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
@@ -60,25 +59,17 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemSetAccess": (c_uint64, c_size_t, POINTER(AccessDescription), c_size_t),
     "cuMemRelease": (c_uint64,),
     # memory of this process
-    "cuMemGetInfo_v2": (POINTER(c_size_t), POINTER(c_size_t)),
     "cuMemAlloc_v2": (_Address, c_size_t),
     "cuMemFree_v2": (c_uint64,),
-    "cuMemAllocHost_v2": (_Object, c_size_t),
-    "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
-    "cuMemHostUnregister": (c_void_p,),
     "cuMemsetD8_v2": (c_uint64, c_ubyte, c_size_t),
-    "cuMemsetD8Async": (c_uint64, c_ubyte, c_size_t, c_void_p),
     "cuMemcpyHtoD_v2": (c_uint64, c_void_p, c_size_t),
     "cuMemcpyDtoH_v2": (c_void_p, c_uint64, c_size_t),
-    "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
-    "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, c_void_p),
     "cuMemcpyDtoDAsync_v2": (c_uint64, c_uint64, c_size_t, c_void_p),
     # streams, events, kernels and graphs
     "cuStreamCreate": (_Object, c_uint),
     "cuStreamSynchronize": (c_void_p,),
     "cuEventCreate": (_Object, c_uint),
     "cuEventRecord": (c_void_p, c_void_p),
-    "cuEventQuery": (c_void_p,),
     "cuEventSynchronize": (c_void_p,),
     "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
     "cuModuleLoadData": (_Object, c_char_p),
@@ -89,13 +80,11 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuStreamEndCapture": (c_void_p, _Object),
     "cuGraphInstantiateWithFlags": (_Object, c_void_p, c_uint64),
     "cuGraphLaunch": (c_void_p, c_void_p),
-    "cuGraphDestroy": (c_void_p,),
 }
 
 # CUdevice_attribute
 MULTIPROCESSORS, CAPABILITY_MAJOR, CAPABILITY_MINOR = 16, 75, 76
 MAX_DYNAMIC_SHARED_BYTES = 8  # CUfunction_attribute
-NOT_READY = 600  # CUDA_ERROR_NOT_READY, of cuEventQuery
 _Error = TypeVar("_Error", bound=Exception)
 
 

@@ -8,7 +8,7 @@ for the supervisor; mapped by the workers.
 
 from __future__ import annotations
 
-from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import byref
 
 from shm.cuda_driver import AccessDescription, AllocationProperties, CudaDriver, Location
 from shm.errors import SharedMemoryError
@@ -26,32 +26,29 @@ class DeviceMemory:
 
     def create(self, num_bytes: int) -> int:
         """Return a descriptor of at least `num_bytes` zero bytes."""
-        properties, handle, descriptor = self._properties(), c_uint64(), c_int()
         size = self._whole(num_bytes)
-        self._call("cuMemCreate", byref(handle), size, byref(properties), 0)
-        self._call("cuMemExportToShareableHandle", byref(descriptor), handle, _DESCRIPTOR, 0)
+        handle = self._driver.made("cuMemCreate", size, byref(self._properties()), 0)
+        descriptor = self._driver.made("cuMemExportToShareableHandle", handle, _DESCRIPTOR, 0)
         self._call("cuMemsetD8_v2", self._map(handle, size), 0, size)
         self._call("cuCtxSynchronize")
-        return descriptor.value
+        return descriptor
 
     def map(self, descriptor: int, num_bytes: int) -> int:
         """Map the memory behind `descriptor`, `num_bytes` long, until this process ends, and return its address."""
-        handle = c_uint64()
-        self._call("cuMemImportFromShareableHandle", byref(handle), c_void_p(descriptor), _DESCRIPTOR)
+        handle = self._driver.made("cuMemImportFromShareableHandle", descriptor, _DESCRIPTOR)
         return self._map(handle, self._whole(num_bytes))
 
-    def _map(self, handle: c_uint64, size: int) -> int:
-        address, access = c_uint64(), AccessDescription(self._location, _READ_AND_WRITE)
-        self._call("cuMemAddressReserve", byref(address), size, 0, 0, 0)
+    def _map(self, handle: int, size: int) -> int:
+        access = AccessDescription(self._location, _READ_AND_WRITE)
+        address = self._driver.made("cuMemAddressReserve", size, 0, 0, 0)
         self._call("cuMemMap", address, size, 0, handle, 0)
         self._call("cuMemSetAccess", address, size, byref(access), 1)
         self._call("cuMemRelease", handle)  # the mapping keeps it alive
-        return address.value
+        return address
 
     def _properties(self) -> AllocationProperties:
         return AllocationProperties(_PINNED, _DESCRIPTOR, self._location)
 
     def _whole(self, num_bytes: int) -> int:
-        properties, granularity = self._properties(), c_size_t()
-        self._call("cuMemGetAllocationGranularity", byref(granularity), byref(properties), _MINIMUM)
-        return -(-num_bytes // granularity.value) * granularity.value
+        granularity = self._driver.made("cuMemGetAllocationGranularity", byref(self._properties()), _MINIMUM)
+        return -(-num_bytes // granularity) * granularity

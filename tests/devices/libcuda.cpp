@@ -23,7 +23,7 @@
 using Handle = unsigned long long;  // a descriptor
 
 static constexpr size_t GRANULARITY = size_t{2} << 20, ROOM = size_t{1} << 30;
-static constexpr int INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_READY = 600, LAUNCH_FAILED = 719, CAPTURES = 900;
+static constexpr int INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, LAUNCH_FAILED = 719, CAPTURES = 900;
 
 struct Location {
     int type, id;
@@ -190,10 +190,6 @@ int cuDeviceTotalMem_v2(size_t *size, int) {
     *size = ROOM;
     return 0;
 }
-int cuMemGetInfo_v2(size_t *available, size_t *size) {
-    *available = *size = ROOM;
-    return 0;
-}
 int cuCtxSynchronize() { return finish_all(); }
 
 // Memory that a process has for itself. LIBCUDA_WRONG: what is fetched is not what was there.
@@ -210,12 +206,6 @@ int cuMemFree_v2(uint64_t address) {
     free(reinterpret_cast<void *>(address));
     return 0;
 }
-int cuMemAllocHost_v2(void **address, size_t size) {
-    *address = calloc(1, size);
-    return 0;
-}
-int cuMemHostRegister_v2(void *, size_t, unsigned) { return 0; }
-int cuMemHostUnregister(void *) { return 0; }
 
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) {
     if (int status = finish_all()) return status;
@@ -233,15 +223,6 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *stream) 
         memmove(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), size);
         return 0;
     });
-}
-int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *stream) {
-    return cuMemcpyDtoDAsync_v2(to, reinterpret_cast<uint64_t>(from), size, stream);
-}
-int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *stream) {
-    return cuMemcpyDtoDAsync_v2(reinterpret_cast<uint64_t>(to), from, size, stream);
-}
-int cuMemsetD8Async(uint64_t address, unsigned char value, size_t size, void *stream) {
-    return enqueue(stream, [=] { return cuMemsetD8_v2(address, value, size); });
 }
 
 int cuStreamCreate(void **stream, unsigned) {
@@ -264,12 +245,6 @@ int cuEventRecord(void *event, void *stream) {
         own.is_done = true;
         return clock_gettime(CLOCK_MONOTONIC, &own.time);
     });
-}
-int cuEventQuery(void *event) {
-    Event &own = *static_cast<Event *>(event);
-    if (own.is_done || own.stream->works.empty()) return failed;
-    advance(*own.stream);  // some progress
-    return failed ? failed : own.is_done ? 0 : NOT_READY;
 }
 int cuEventSynchronize(void *event) {
     Event &own = *static_cast<Event *>(event);
@@ -333,9 +308,5 @@ int cuGraphInstantiateWithFlags(void **executable, void *graph, uint64_t) {
 int cuGraphLaunch(void *executable, void *stream) {
     for (const Work &work : static_cast<Graph *>(executable)->works) enqueue(stream, work);
     return failed;
-}
-int cuGraphDestroy(void *graph) {
-    delete static_cast<Graph *>(graph);
-    return 0;
 }
 }

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
-from ctypes import byref, c_float, c_uint64, c_void_p
+from ctypes import byref, c_float
 from statistics import median
 
 import numpy as np
@@ -24,17 +23,11 @@ class Card:
     def __init__(self, library: str, number: int) -> None:
         self.driver = CudaDriver(library, number, CardError)
         self._call = self.driver.call
-        text = ctypes.create_string_buffer(128)
-        self._call("cuDeviceGetName", text, len(text), self.driver.device)
-        self.name = text.value.decode()
-        self._events = [c_void_p(), c_void_p()]
-        for event in self._events:
-            self._call("cuEventCreate", byref(event), 0)
+        self.name = self.driver.info().name
+        self._events = [self.driver.made("cuEventCreate", 0) for _ in range(2)]
 
     def allocate(self, num_bytes: int) -> int:
-        address = c_uint64()
-        self._call("cuMemAlloc_v2", byref(address), max(num_bytes, 1))
-        return address.value
+        return self.driver.made("cuMemAlloc_v2", max(num_bytes, 1))
 
     def free(self, address: int) -> None:
         self._call("cuMemFree_v2", address)

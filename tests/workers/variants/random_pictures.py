@@ -8,14 +8,12 @@ python -m tests.workers.variants.random_pictures OUT [--family NAME ...] [--coun
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.workers.variants import make_seeing, random_shapes
@@ -353,23 +351,5 @@ def write_tokenizer(place: Path, vocab_size: int, family: str) -> None:
     (place / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder, "chat_template": template}))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--family", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
-    parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    for family in options.family:
-        refused = []
-        for seed in range(options.seed, options.seed + options.count):
-            reason = make(family, seed, options.out / f"{family}-{seed}")
-            refused += [f"{seed}: {reason[:300]}"] if reason else []
-        print(f"{family}: {options.count - len(refused)} of {options.count}", *refused, sep="\n    ", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    random_shapes.main(FAMILIES, make)

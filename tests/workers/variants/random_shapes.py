@@ -13,7 +13,7 @@ import argparse
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -561,10 +561,11 @@ def make(family: str, seed: int, place: Path) -> str:
     return ""
 
 
-def main() -> None:
+def main(families: Iterable[str] = tuple(FAMILIES), make: Callable[[str, int, Path], str] = make) -> None:
+    """Make checkpoints as the command line says; `make` returns why a seed gives none."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--family", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--family", nargs="+", default=list(families), choices=list(families))
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -575,7 +576,7 @@ def main() -> None:
         refused = []
         for seed in range(options.seed, options.seed + options.count):
             reason = make(family, seed, options.out / f"{family}-{seed}")
-            refused += [f"{seed}: {reason[:160]}"] if reason else []
+            refused += [f"{seed}: {reason[:300]}"] if reason else []
         print(f"{family}: {options.count - len(refused)} of {options.count}", *refused, sep="\n    ", flush=True)
 
 
