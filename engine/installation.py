@@ -14,6 +14,7 @@ from pathlib import Path
 DISTRIBUTION = "tokamak-serve"  # on PyPI, where `tokamak` is another project
 PACKAGES = Path(__file__).resolve().parents[1]  # contains `engine` and its sister packages
 IS_CHECKOUT = (PACKAGES / "tools" / "serve").is_file()  # a wheel has no scripts
+CUDA_DRIVER = "libcuda.so.1"  # of NVIDIA's cards
 BUILD_AGAIN = "run tools/serve to build them" if IS_CHECKOUT else f"run pip install --force-reinstall {DISTRIBUTION}"
 
 

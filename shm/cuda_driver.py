@@ -65,6 +65,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemcpyHtoD_v2": (c_uint64, c_void_p, c_size_t),
     "cuMemcpyDtoH_v2": (c_void_p, c_uint64, c_size_t),
     "cuMemcpyDtoDAsync_v2": (c_uint64, c_uint64, c_size_t, c_void_p),
+    "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
     # streams, events, kernels and graphs
     "cuStreamCreate": (_Object, c_uint),
     "cuStreamSynchronize": (c_void_p,),
@@ -85,6 +86,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 # CUdevice_attribute
 MULTIPROCESSORS, CAPABILITY_MAJOR, CAPABILITY_MINOR = 16, 75, 76
 MAX_DYNAMIC_SHARED_BYTES = 8  # CUfunction_attribute
+_FOR_ALL_CONTEXTS = 1  # CU_MEMHOSTREGISTER_PORTABLE
 _Error = TypeVar("_Error", bound=Exception)
 
 
@@ -138,6 +140,10 @@ class CudaDriver:
     def function(self, code: bytes, entry: str) -> int:
         """Load a compiled kernel (cubin or PTX) and return its function."""
         return self.made("cuModuleGetFunction", self.made("cuModuleLoadData", code), entry.encode())
+
+    def register(self, address: int, num_bytes: int) -> None:
+        """Lock whole pages of the host's memory, so that copies from and to them need not wait."""
+        self.call("cuMemHostRegister_v2", address, num_bytes, _FOR_ALL_CONTEXTS)
 
     def address_of(self, name: str) -> int:
         """Return the address of a call, for native code."""

@@ -13,7 +13,12 @@ from ctypes import byref
 from shm.cuda_driver import AccessDescription, AllocationProperties, CudaDriver, Location
 from shm.errors import SharedMemoryError
 
+_OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 _PINNED, _DESCRIPTOR, _ON_DEVICE, _READ_AND_WRITE, _MINIMUM = 1, 1, 1, 3, 0
+
+
+class NotSharedError(SharedMemoryError):
+    """The driver cannot pass this card's memory to other processes (WSL2, old drivers)."""
 
 
 class DeviceMemory:
@@ -25,11 +30,19 @@ class DeviceMemory:
         self._location = Location(_ON_DEVICE, self._driver.device)
 
     def create(self, num_bytes: int) -> int:
-        """Return a descriptor of at least `num_bytes` zero bytes."""
+        """Return a descriptor of at least `num_bytes` zero bytes, which this process has mapped once, as the others will.
+        Raises NotSharedError if the card has room, but its memory cannot be passed on."""
         size = self._whole(num_bytes)
-        handle = self._driver.made("cuMemCreate", size, byref(self._properties()), 0)
-        descriptor = self._driver.made("cuMemExportToShareableHandle", handle, _DESCRIPTOR, 0)
-        self._call("cuMemsetD8_v2", self._map(handle, size), 0, size)
+        try:
+            handle = self._driver.made("cuMemCreate", size, byref(self._properties()), 0)
+            descriptor = self._driver.made("cuMemExportToShareableHandle", handle, _DESCRIPTOR, 0)
+            address = self.map(descriptor, num_bytes)
+        except SharedMemoryError as error:
+            if _OUT_OF_MEMORY in str(error):
+                raise
+            raise NotSharedError(str(error)) from error
+        self._call("cuMemRelease", handle)
+        self._call("cuMemsetD8_v2", address, 0, size)
         self._call("cuCtxSynchronize")
         return descriptor
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import OptionError
-from engine.installation import DISTRIBUTION, IS_CHECKOUT, PACKAGES
+from engine.installation import CUDA_DRIVER, DISTRIBUTION, IS_CHECKOUT, PACKAGES
 
 INDEX = "https://www.paddlepaddle.org.cn/packages/stable"
 WHEELS = {  # Paddle builds for each device, and the channel in Paddle's own index: PyPI has neither of the last two
@@ -23,7 +23,7 @@ WHEELS = {  # Paddle builds for each device, and the channel in Paddle's own ind
     "xpu": ("paddlepaddle-xpu", f"{INDEX}/xpu-p800/"),
 }
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")  # NVIDIA devices on Linux, and on Windows (WSL2)
-ARENA_LIBRARIES = {"gpu": "libcuda.so.1"}  # devices with memory that can survive its process
+ARENA_LIBRARIES = {"gpu": CUDA_DRIVER}  # devices with memory that can survive its process
 _LONGEST_S = 120.0  # seconds that Paddle may take to load
 _QUESTION = """
 import json

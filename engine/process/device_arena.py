@@ -13,6 +13,8 @@ import msgspec
 
 from shm.errors import SharedMemoryError
 
+NOT_SHARED = 3  # exit code: the card has room, but its memory cannot be passed on
+
 
 class DeviceArena(msgspec.Struct, frozen=True):
     """Device memory held by the supervisor, as described to a rank."""
@@ -25,14 +27,15 @@ class DeviceArena(msgspec.Struct, frozen=True):
 
 def main(argument: str) -> int:
     """Return the exit code; errors are on stderr."""
-    from shm.device_memory import DeviceMemory  # imports ctypes: not for the supervisor, which uses only `DeviceArena`
+    # imports ctypes: not for the supervisor, which uses only `DeviceArena`
+    from shm.device_memory import DeviceMemory, NotSharedError
 
     arena = msgspec.json.decode(argument, type=DeviceArena)
     try:
         descriptor = DeviceMemory(arena.library, arena.card).create(arena.num_bytes)
     except SharedMemoryError as error:
         print(error, file=sys.stderr)
-        return 1
+        return NOT_SHARED if isinstance(error, NotSharedError) else 1
     with socket.socket(fileno=arena.socket) as up:
         socket.send_fds(up, [b"."], [descriptor])
     return 0

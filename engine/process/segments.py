@@ -152,7 +152,7 @@ class RunSegments:
             segment.name: os.open(DIRECTORY / segment.name[1:], os.O_RDWR | os.O_CLOEXEC) for segment in segments
         }
         hold_segments(self.descriptors)
-        self.device_arenas: list[int] = []  # descriptors of the ranks' arenas in device memory, closed elsewhere
+        self.device_arenas: list[int] = []  # descriptors of the ranks' arenas in device memory, closed elsewhere; -1: none
         self.arenas = _create_arenas(len(self._readers), arena_bytes, has_cache_on_host) if arena_bytes else []
         replicas = list(self._readers.values())
         self._rank_groups = [tuple(rank for ranks in replicas for rank in ranks)] if shared_experts else replicas

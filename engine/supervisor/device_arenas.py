@@ -4,34 +4,45 @@ that ends when the supervisor has its descriptor. Used at the start of an engine
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from engine.errors import StartError
 from engine.installation import PACKAGES, python_environment
-from engine.process.device_arena import DeviceArena
+from engine.process.device_arena import NOT_SHARED, DeviceArena
 from shm.sizes import size_text
 
+_LOG = logging.getLogger(__name__)
 _LONGEST_S = 120.0  # seconds for the driver's first call and the allocation
 
 
 @contextlib.contextmanager
-def device_arenas(library: str, num_ranks: int, num_bytes: int) -> Iterator[list[int]]:
+def device_arenas(
+    library: str, num_ranks: int, num_bytes: int, note: Callable[[str], None] = _LOG.warning
+) -> Iterator[list[int]]:
     """Yield a descriptor per rank, valid until the end; none without a `library`. Raises StartError if a device has no room or
-    no driver."""
+    no driver. -1: the driver cannot pass the memory on, so the worker allocates its own; `note` gets one line about these."""
     with contextlib.ExitStack() as open_until_end:
         children = [_start(library, rank, num_bytes) for rank in range(num_ranks if library else 0)]
-        found = []
+        found, causes = [], {}
         for rank, (child, way) in enumerate(children):
             open_until_end.callback(_end, child)
             with way:
-                found += _received(rank, child, way, num_bytes)
-            open_until_end.callback(os.close, found[-1])
+                descriptor, causes[rank] = _received(rank, child, way, num_bytes)
+            if descriptor >= 0:
+                open_until_end.callback(os.close, descriptor)
+            found.append(descriptor)
+        if alone := [rank for rank, descriptor in enumerate(found) if descriptor < 0]:
+            note(
+                f"KV cache of GPU {', '.join(map(str, alone))} ends with its worker: the driver cannot share memory between "
+                f"processes ({causes[alone[0]]}); after a worker's death, running requests are computed again"
+            )
         yield found
 
 
@@ -53,21 +64,23 @@ def _start(library: str, rank: int, num_bytes: int) -> tuple[subprocess.Popen[st
     return child, own
 
 
-def _received(rank: int, child: subprocess.Popen[str], way: socket.socket, num_bytes: int) -> list[int]:
+def _received(rank: int, child: subprocess.Popen[str], way: socket.socket, num_bytes: int) -> tuple[int, str]:
+    """Return the descriptor, or -1 and why the memory cannot be passed on."""
     try:
         _, descriptors, _, _ = socket.recv_fds(way, 1, 1)
     except TimeoutError:
         descriptors, cause = [], f"timed out after {_LONGEST_S:.0f} s"
     else:
         cause = "" if descriptors else child.communicate(timeout=_LONGEST_S)[1].strip() or f"exit code {child.returncode}"
+    if child.returncode == NOT_SHARED:
+        return -1, cause
     if not descriptors:
         raise StartError(
             f"arena{rank}: the KV arena of {size_text(num_bytes)} cannot be allocated on GPU {rank}: {cause}; make it smaller "
             "(--num-kv-blocks or --gpu-memory-utilization), or check the driver (nvidia-smi)"
         )
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    return descriptors
+    os.set_inheritable(descriptors[0], False)
+    return descriptors[0], ""
 
 
 def _end(child: subprocess.Popen[str]) -> None:

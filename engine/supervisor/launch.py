@@ -91,7 +91,8 @@ def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], p
             if config.device_arena_library:
                 from engine.supervisor.device_arenas import device_arenas  # only for engines on devices
 
-                on_cards = device_arenas(config.device_arena_library, config.num_ranks, config.kv_cache_bytes)
+                sizes = config.num_ranks, config.kv_cache_bytes
+                on_cards = device_arenas(config.device_arena_library, *sizes, lambda text: progress.note(f"note: {text}"))
                 segments.device_arenas = open_until_end.enter_context(on_cards)
             stdout = LineWriter(STDOUT, lambda num_dropped: "")
             open_until_end.callback(stdout.close)

@@ -3,7 +3,8 @@
 // kernel's name.
 //
 // Work of a stream is done when someone waits for it, at the latest: whoever reads a result too early, or changes the source of a
-// copy too soon, gets wrong numbers. A call that a capture does not allow fails, and ends it.
+// copy too soon, gets wrong numbers. A call that a capture does not allow fails, and ends it. Calls that LIBCUDA_FAILS names
+// (separated by commas) are not supported.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -23,7 +24,12 @@
 using Handle = unsigned long long;  // a descriptor
 
 static constexpr size_t GRANULARITY = size_t{2} << 20, ROOM = size_t{1} << 30;
-static constexpr int INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, LAUNCH_FAILED = 719, CAPTURES = 900;
+static constexpr int INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_SUPPORTED = 801, LAUNCH_FAILED = 719, CAPTURES = 900;
+
+static bool fails(const char *name) {
+    const char *names = getenv("LIBCUDA_FAILS");
+    return names != nullptr && ("," + std::string(names) + ",").find("," + std::string(name) + ",") != std::string::npos;
+}
 
 struct Location {
     int type, id;
@@ -56,9 +62,10 @@ int cuDevicePrimaryCtxRetain(void **context, int) {
 int cuCtxSetCurrent(void *context) { return context ? 0 : INVALID; }
 
 int cuGetErrorName(int code, const char **text) {
-    *text = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
-            : code == NO_DEVICE   ? "CUDA_ERROR_NO_DEVICE"
-                                  : "CUDA_ERROR_INVALID_VALUE";
+    *text = code == OUT_OF_MEMORY   ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : code == NO_DEVICE     ? "CUDA_ERROR_NO_DEVICE"
+            : code == NOT_SUPPORTED ? "CUDA_ERROR_NOT_SUPPORTED"
+                                    : "CUDA_ERROR_INVALID_VALUE";
     return 0;
 }
 
@@ -68,6 +75,7 @@ int cuMemGetAllocationGranularity(size_t *size, const Properties *properties, in
 }
 
 int cuMemCreate(Handle *handle, size_t size, const Properties *properties, uint64_t) {
+    if (fails("cuMemCreate")) return NOT_SUPPORTED;
     if (size % GRANULARITY || properties->handle_types != 1) return INVALID;
     if (size > ROOM) return OUT_OF_MEMORY;
     const int file = memfd_create("card", MFD_CLOEXEC);
@@ -76,11 +84,13 @@ int cuMemCreate(Handle *handle, size_t size, const Properties *properties, uint6
 }
 
 int cuMemExportToShareableHandle(int *descriptor, Handle handle, int, uint64_t) {
+    if (fails("cuMemExportToShareableHandle")) return NOT_SUPPORTED;
     *descriptor = fcntl(static_cast<int>(handle), F_DUPFD_CLOEXEC, 0);
     return *descriptor < 0 ? INVALID : 0;
 }
 
 int cuMemImportFromShareableHandle(Handle *handle, void *descriptor, int) {
+    if (fails("cuMemImportFromShareableHandle")) return NOT_SUPPORTED;
     const int file = fcntl(static_cast<int>(reinterpret_cast<intptr_t>(descriptor)), F_DUPFD_CLOEXEC, 0);
     *handle = file;
     return file < 0 ? INVALID : 0;
@@ -205,6 +215,17 @@ int cuMemFree_v2(uint64_t address) {
     if (int status = finish_all()) return status;
     free(reinterpret_cast<void *>(address));
     return 0;
+}
+
+// Pages of the host's that are registered.
+static size_t num_registered_bytes = 0;
+size_t libcuda_registered_bytes() { return num_registered_bytes; }
+int cuMemHostRegister_v2(void *address, size_t size, unsigned) {
+    if (fails("cuMemHostRegister_v2")) return NOT_SUPPORTED;
+    const size_t page = sysconf(_SC_PAGESIZE);
+    if (reinterpret_cast<size_t>(address) % page || size % page || size == 0) return INVALID;
+    num_registered_bytes += size;
+    return failed;
 }
 
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) {

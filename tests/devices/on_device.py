@@ -24,6 +24,7 @@ from shm.cuda_driver import CudaDriver
 from tests.devices.board import Board
 from tests.devices.build import NAME
 from tests.devices.child import Linears
+from tests.devices.pinned import offer_pinned_memory
 from tests.e2e.workload import Body
 from tests.paths import GOLDEN
 from tests.workers.serving import ServedSequence, Serving, ServingAhead, golden_sequences, make_runner, swap_slots
@@ -34,6 +35,7 @@ from workers.engine.runner import ModelRunner
 from workers.runners import cpu_runner, xpu_runner
 
 Answers = list[tuple[object, ...]]
+offer_pinned_memory()
 
 
 def drafting(method: str) -> SpeculativeConfig:

@@ -14,15 +14,8 @@ from engine.errors import StartError
 from engine.supervisor.device_arenas import device_arenas
 from shm.device_memory import DeviceMemory
 from tests.devices.persistent_arena_worker import NUM_BYTES, run_worker
-from tests.native_program import build_program
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
-    directory = tmp_path_factory.mktemp("driver")
-    return str(build_program(directory, "tests/devices/libcuda.cpp", flags=("-shared", "-fPIC")))
 
 
 def test_kv_survives_a_killed_worker(driver: str) -> None:
@@ -64,6 +57,17 @@ def test_failed_allocation_names_the_cause(driver: str, num_ranks: int, num_byte
     with pytest.raises(StartError, match=cause), device_arenas(driver, num_ranks, num_bytes):
         pass
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("call", ["cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"])
+def test_unshared_memory_is_noted_once(driver: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIBCUDA_FAILS", call)
+    notes: list[str] = []
+    with device_arenas(driver, 2, NUM_BYTES, notes.append) as found:
+        assert found == [-1, -1]
+    (note,) = notes
+    assert note.startswith("KV cache of GPU 0, 1 ends with its worker: the driver cannot share memory between processes ")
+    assert f"({call}: CUDA_ERROR_NOT_SUPPORTED); " in note
 
 
 def test_missing_driver_is_named(tmp_path: Path) -> None:

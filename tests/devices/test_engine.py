@@ -1,6 +1,6 @@
 """Engines on the device over HTTP have the answers of the CPU place byte for byte, across chunks, caching, preemption, kills,
-and stops; across reloads in `tests/tools/test_device_whole.py`. Layers that draft are in `test_steps.py`, across kills on the
-CPU in `tests/e2e/test_layers_that_draft.py`.
+and stops, where no card's memory is kept for the next worker; across reloads in `tests/tools/test_device_whole.py`. Layers that
+draft are in `test_steps.py`, across kills on the CPU in `tests/e2e/test_layers_that_draft.py`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,19 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
     return Board(tmp_path_factory.mktemp("board") / "board")
 
 
+def engine_without(call: str, plugin: Path, board: Board, driver: str, *options: str) -> EngineProcess:
+    """Return an engine with a driver that does not support `call`, without which memory cannot be shared."""
+    variables = environment(plugin, board, LIBCUDA_FAILS=call)
+    engine = EngineProcess(MODEL, "--device", NAME, *OPTIONS, *options, environment=variables)
+    engine.command[1:4] = ["-m", "tests.devices.serve_with_driver", driver]
+    return engine
+
+
 @pytest.fixture(scope="module")
-def engine(plugin: Path, board: Board) -> Iterator[EngineProcess]:
-    options = ("--device", NAME, *OPTIONS, *DRAFTS, *CUT, *CAPTURED, "--hang-timeout", "6")
+def engine(plugin: Path, board: Board, driver: str) -> Iterator[EngineProcess]:
+    options = (*DRAFTS, *CUT, *CAPTURED, "--hang-timeout", "6")
     board.set(delay_seed=11)
-    with EngineProcess(MODEL, *options, environment=environment(plugin, board)) as engine:
+    with engine_without("cuMemExportToShareableHandle", plugin, board, driver, *options) as engine:
         yield engine
 
 
@@ -62,6 +70,13 @@ def test_answers_equal_those_of_the_cpu(engine: EngineProcess, expected: Expecte
     for name in ("num_preemptions_total", "prefix_cache_hits_total", "spec_decode_num_accepted_tokens_total", *OF_DEVICES):
         assert engine.metric(name) > 0, name
     assert (engine.metric("captured_step_sizes"), engine.metric("uncaptured_step_sizes")) == (4, 0)
+
+
+def test_unshared_cache_is_noted_once(engine: EngineProcess) -> None:
+    (note,) = [line for line in engine.output if "the driver cannot share memory" in line]
+    assert note.startswith("note: KV cache of GPU 0 ends with its worker: ")
+    assert "(cuMemExportToShareableHandle: CUDA_ERROR_NOT_SUPPORTED)" in note
+    assert "the cache ends with the worker" in engine.text
 
 
 def test_streams_survive_every_kill(engine: EngineProcess, expected: Expected) -> None:
@@ -102,13 +117,12 @@ def test_stopped_stream_is_reported_as_a_hang(engine: EngineProcess, expected: E
     assert said(asyncio.run(run_and_stop())) == expected * 2
 
 
-def test_next_step_starts_before_tokens_are_known(plugin: Path, board: Board, engine: EngineProcess) -> None:
+def test_next_step_starts_before_tokens_are_known(plugin: Path, board: Board, driver: str, engine: EngineProcess) -> None:
     """A step without drafts begins before the tokens that it reads are known to the host; a worker that dies between them
     changes nothing. Tokens that the host samples are waited for."""
     plain = [{"prompt": body["prompt"], "max_tokens": 16, "ignore_eos": True, "temperature": 0} for body in BODIES]
     bodies = [{**body, "return_token_ids": True} for body in (*plain, BODIES[1])]
-    options = ("--device", NAME, *OPTIONS, *CUT, "--plan", "eager")
-    with EngineProcess(MODEL, *options, environment=environment(plugin, board)) as alone:
+    with engine_without("cuMemCreate", plugin, board, driver, *CUT, "--plan", "eager") as alone:
         disturbed = beside_a_kill(alone, bodies, 8, "worker0", restarted=("worker0",))
         found = answers_together(alone, bodies), asyncio.run(disturbed)
     expected = said(answers(engine, bodies))

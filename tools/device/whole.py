@@ -137,7 +137,11 @@ def _arena(target: engines.Target, options: Options) -> Findings:
         yield Finding("arena", Outcome.NOT_RUN, f"the cache of {target.device} ends with its worker, and is computed again")
         return
     device = target.device if target.device in ARENA_LIBRARIES else "cpu"  # with a stub of the driver
-    with device_arenas(library, 1, NUM_BYTES) as (arena,):
+    notes: list[str] = []
+    with device_arenas(library, 1, NUM_BYTES, notes.append) as (arena,):
+        if notes:
+            yield Finding("arena", Outcome.NOT_RUN, notes[0])
+            return
         whole = run_worker(library, arena, device, has_blocks=False)
         again = run_worker(library, arena, device, has_blocks=True)
     is_same = (again["outputs"], again["logprobs"]) == (whole["outputs"], whole["logprobs"])

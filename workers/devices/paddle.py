@@ -5,15 +5,13 @@ are the same memory."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
-import logging
 import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import paddle
@@ -21,18 +19,18 @@ from paddle.base import core
 from paddle.utils import dlpack
 
 from engine.errors import OptionError
+from engine.installation import CUDA_DRIVER
 from engine.metric_labels import DEVICE_DTYPES
 from ops.paddle import reference
-from ops.paddle.errors import cause_of
 from ops.paddle.rank_group import RankGroupOps
 from workers.devices.capabilities import Capabilities, DeviceError
 from workers.devices.enqueued import Fetch, Fetched, Traffic
 from workers.devices.graphs import PaddleGraph, replays
 from workers.devices.groups import PaddleGroup
+from workers.devices.host_memory import HostMemory
 from workers.devices.persistent_kv_arena import ON_GPU, ON_HOST, PersistentKvArena
 from workers.rank_group.rendezvous import Rendezvous
 
-_LOG = logging.getLogger(__name__)
 _LEAST_LANDING = 1 << 10  # minimum size, so that small fetches, which grow with the batch, share one buffer
 _UNABLE = (RuntimeError, ValueError, TypeError, OSError)  # Paddle's errors for unsupported operations
 
@@ -79,6 +77,7 @@ class PaddleDevice:
         paddle.device.set_device(self.place)
         self.traffic = Traffic()
         self._card = rank
+        self._host_memory = HostMemory(CUDA_DRIVER if name == "gpu" else "", rank)
         self._stagings: dict[int, paddle.Tensor] = {}  # by address
         self._sent: dict[int, Any] = {}  # by address: the event after the last copy
         self._landings: dict[str, tuple[paddle.Tensor, np.ndarray]] = {}  # of fetches, by key
@@ -109,7 +108,7 @@ class PaddleDevice:
         return dlpack.from_dlpack(memory) if self._is_host else paddle.zeros(memory.shape, cast(Any, str(memory.dtype)))
 
     def staging(self, num_values: int) -> np.ndarray:
-        tensor, host = self._pinned([num_values], "int32")
+        tensor, host = self._on_host(num_values, "int32")
         self._stagings[host.ctypes.data] = tensor
         return host
 
@@ -137,9 +136,10 @@ class PaddleDevice:
         if self._is_host:
             return Fetched(tensor.numpy())
         size = int(tensor.size)
-        if key not in self._landings or self._landings[key][1].size < size:
-            dtype: Literal["int32", "float32"] = "int32" if tensor.dtype == paddle.int32 else "float32"
-            self._landings[key] = self._pinned([max(size, _LEAST_LANDING)], dtype)
+        room = self._landings[key][1].size if key in self._landings else 0
+        if room < size:
+            dtype = "int32" if tensor.dtype == paddle.int32 else "float32"
+            self._landings[key] = self._on_host(max(size, 2 * room, _LEAST_LANDING), dtype)
         landing, host = self._landings[key]
         _copy(landing[:size], tensor.flatten())
         if key not in self._arrivals:
@@ -183,19 +183,10 @@ class PaddleDevice:
         """Do nothing: Paddle has its own threads."""
         return contextlib.nullcontext()
 
-    def _pinned(self, shape: list[int], dtype: Literal["int32", "float32"]) -> tuple[paddle.Tensor, np.ndarray]:
-        """Return host memory as a tensor and as an array: pinned if Paddle supports that for the device."""
-        tensor = paddle.zeros(shape, dtype)
-        tensor = tensor if self._is_host else tensor._copy_to(paddle.CPUPlace(), True)
-        if not self._is_host:
-            try:
-                tensor = tensor.pin_memory()
-            except _UNABLE as error:
-                if not self._landings and not self._stagings:  # once
-                    _LOG.info("%s cannot pin host memory, so copies are synchronous: %s", self.place, cause_of(error))
-        size = int(np.prod(shape))
-        kind: Any = ctypes.c_int32 if dtype == "int32" else ctypes.c_float
-        return tensor, np.ctypeslib.as_array((kind * size).from_address(tensor.data_ptr())).reshape(shape)
+    def _on_host(self, num_values: int, dtype: str) -> tuple[paddle.Tensor, np.ndarray]:
+        """Return the same memory as a tensor of the CPU place, where ops do not move it, and as an array."""
+        host = self._host_memory.array(num_values, np.dtype(dtype))
+        return dlpack.from_dlpack(host), host
 
     def _ask(self, place: str) -> Capabilities:
         memory = np.zeros(1, np.float32)
@@ -218,7 +209,7 @@ class _Landing:
 
 
 def _copy(target: Any, source: paddle.Tensor) -> None:
-    """Copy without waiting if the host memory is pinned."""
+    """Copy without waiting if the host memory is registered."""
     target.copy_(source, False)  # missing in Paddle's stubs
 
 
