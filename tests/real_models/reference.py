@@ -10,11 +10,11 @@ import sys
 from typing import Any
 
 NUM_TOKENS = 32
+NUM_BEST = 20  # log-probabilities of each step
 
 
 def greedy(model: str, texts: list[str]) -> list[dict[str, Any]]:
-    """Return of each text llama.cpp's tokens, the tokens that it continues with, and the log-probabilities of the best two at
-    each step."""
+    """Return of each text llama.cpp's tokens, those that it continues with, and the best log-probabilities at each step."""
     import numpy as np
     from llama_cpp import Llama
 
@@ -26,13 +26,31 @@ def greedy(model: str, texts: list[str]) -> list[dict[str, Any]]:
         tokens, best, new = [], [], prompt
         for _ in range(NUM_TOKENS):
             llama.eval(new)
-            logits = np.array(llama.scores[llama.n_tokens - 1], np.float64)
-            logprobs = logits - np.logaddexp.reduce(logits)
-            order = np.argsort(-logprobs)[:2]
-            best.append([[int(index), float(logprobs[index])] for index in order])
-            new = [int(order[0])]
+            best.append(best_of(np.array(llama.scores[llama.n_tokens - 1], np.float64)))
+            new = [best[-1][0][0]]
             tokens += new
         found.append({"prompt": prompt, "tokens": tokens, "best": best})
+    return found
+
+
+def best_of(logits: Any) -> list[tuple[int, float]]:
+    """Return the best tokens and their log-probabilities."""
+    import numpy as np
+
+    logprobs = logits - np.logaddexp.reduce(logits)
+    return [(int(index), float(logprobs[index])) for index in np.argsort(-logprobs)[:NUM_BEST]]
+
+
+def exact(model: str, cases: list[dict[str, Any]]) -> list[list[list[tuple[int, float]]]]:
+    """Return the best log-probabilities at each step of llama.cpp's answers, in float64 with the weights as they are stored."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    decoder, found = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval(), []
+    for case in cases:
+        with torch.no_grad():
+            logits = decoder(torch.tensor([case["prompt"] + case["tokens"][:-1]])).logits[0, len(case["prompt"]) - 1 :]
+        found.append([best_of(row) for row in logits.numpy()])
     return found
 
 
@@ -68,5 +86,5 @@ def chats(model: str, conversations: list[list[dict[str, str]]]) -> list[list[in
 
 
 if __name__ == "__main__":
-    answer = {each.__name__: each for each in (greedy, embeddings, tokens, chats)}[sys.argv[1]]
+    answer = {each.__name__: each for each in (greedy, exact, embeddings, tokens, chats)}[sys.argv[1]]
     json.dump(answer(sys.argv[2], json.load(sys.stdin)), sys.stdout)
