@@ -1,9 +1,10 @@
-# Makes .venv with this checkout installed into it, or finds it up to date. Sourced by tools/serve and tools/test.
+# Makes an environment with this checkout installed into it, or finds it up to date. Sourced by tools/serve and tools/test.
 #
 #   setup LEVEL [EXTRA...]    LEVEL: which variants of the kernels, the "best" for this machine or all that are "runnable" on it
 #                             EXTRA: extras of pyproject.toml that are needed, such as: setup runnable cpu test
 #
-# TOKAMAK_VENV       where the environment is (default: .venv in the checkout; a relative path is one from where the caller is)
+# TOKAMAK_VENV       where the environment is (default: .venv in the checkout, .venv-gpu or .venv-xpu for these builds of Paddle;
+#                    a relative path is one from where the caller is)
 # TOKAMAK_PYTHON     the interpreter it is made with (default: the first of python3, python3.13 ... python3.10 that will do)
 # TOKAMAK_BUILD_ALL  1: kernels for every processor, not for this machine alone
 # TOKAMAK_INSTALLER  pip: without uv, which takes a tenth of pip's time (default: uv where it has a build for this machine)
@@ -64,7 +65,21 @@ has_level() {
 is_native_built() {
   local built hash
   read -r built hash 2>/dev/null <"$native_build/tokamak-native" || return 1
-  [ "$hash" = "$native_fingerprint" ] && has_level "$level" "$built"
+  [ "$hash" = "$native_fingerprint" ] && has_level "$level" "$built" && has_modules
+}
+
+# The modules of the environment's Python: size and path, one a line.
+list_modules() {
+  local tag="${native_build##*/python}"
+  (cd "$root" && find shm ops -maxdepth 1 -name "_*.cpython-${tag/./}*.so" -size +0 -printf '%s %p\n' | LC_ALL=C sort)
+}
+
+# Whether the modules are there, with the sizes that they were built with.
+has_modules() {
+  local found
+  found="$(list_modules)"
+  grep -q ' shm/_native\.' <<<"$found" && grep -q ' ops/_cpu\.' <<<"$found" &&
+    ! tail -n +2 "$native_build/tokamak-native" | grep -vxF -- "$found" >/dev/null
 }
 
 # What was installed last is what is needed now. Writes nothing, and sets both fingerprints and where modules are built: those of
@@ -84,6 +99,15 @@ has_packages() {
     [ -e "$venv/.tokamak-$name" ] && [ "$(<"$venv/.tokamak-$name")" = "$package_fingerprint" ] || return 1
   done
 }
+
+# Whether packages were being installed when the last setup was killed, or the Python that made the environment is gone.
+is_venv_broken() {
+  [ ! -e "$venv/.tokamak-unfinished" ] || return 0
+  ! "$venv/bin/python" -c 'import os, sys, sysconfig; sys.exit(not os.path.isdir(sysconfig.get_path("purelib")))' 2>/dev/null
+}
+
+# What else is kept there (models, environments of clients) stays.
+remove_packages() { rm -rf "$venv"/{bin,include,lib,lib64,pyvenv.cfg,build-tools} "$venv"/.tokamak-{made,base,unfinished}; }
 
 make_venv() {
   local python
@@ -187,11 +211,12 @@ with_build_tools() { PYTHONPATH="$build_tools" PATH="$build_tools/bin:$PATH" "$@
 
 # The modules, beside their sources. Once a build directory is there, only what changed is compiled.
 build_native() {
-  local lock
+  local lock tag="${native_build##*/python}"
   mkdir -p "$root/build"
   exec {lock}>"$root/build/tokamak-lock" # other environments build in the same place
   ! command -v flock >/dev/null || flock "$lock"
   ! is_native_built || return 0
+  has_modules 2>/dev/null || rm -f "$root"/{shm,ops}/_*.cpython-"${tag/./}"*.so # ninja would keep one that was cut off
   { [ -d "$build_tools/nanobind" ] && has_packages; } || install_build_tools
   grep -qsxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$native_build/CMakeCache.txt" || rm -rf "$native_build" # of a checkout that moved
   rm -f "$native_build/tokamak-native" # until they are whole, nobody else takes those of before for built
@@ -200,7 +225,7 @@ build_native() {
     -DCMAKE_MAKE_PROGRAM="$(with_build_tools bash -c 'command -v ninja')" # that of another environment may be gone
   # Ninja takes more by itself: what takes longest would share its core
   with_build_tools cmake --build "$native_build" --parallel "${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
-  echo "$level $native_fingerprint" >"$native_build/tokamak-native"
+  { echo "$level $native_fingerprint" && list_modules; } >"$native_build/tokamak-native"
 }
 
 # Paddle's own index, which alone has its builds for devices: of the extras that are named, the channel that has them.
@@ -273,6 +298,7 @@ wait_for_jobs() {
       wait "${jobs[$name]}" || status=$?
       unset "jobs[$name]"
       [ "$status" -eq 0 ] && continue
+      [ "$name $((status > 128))" != "packages 0" ] || rm -f "$venv/.tokamak-unfinished" # it ended by itself
       end_jobs
       [ ! -t 2 ] || printf '\r\033[K' >&2
       grep -vE "^ *WARNING: Location .* is ignored" "$(log_of "$name")" | tail -n 40 >&2 || true
@@ -306,10 +332,13 @@ install_into_venv() {
   }
   has_packages "$@" || {
     say "installing packages"
+    rm -f "$venv/.tokamak-base"
+    : >"$venv/.tokamak-unfinished"
     find_installer
     begin packages install_packages "$@"
   }
   wait_for_jobs
+  rm -f "$venv/.tokamak-unfinished"
   for name in base "$@"; do
     echo "$package_fingerprint" >"$venv/.tokamak-$name"
   done
@@ -334,6 +363,10 @@ setup() {
   [ "${TOKAMAK_BUILD_ALL:-0}" = 0 ] || level=all
   ! is_up_to_date "$@" || return 0
   lock_venv
+  if [ -e "$venv/.tokamak-made" ] && is_venv_broken; then
+    say "$venv is broken: its Python is gone, or an installation was interrupted"
+    remove_packages
+  fi
   [ -e "$venv/.tokamak-made" ] || make_venv
   if ! is_up_to_date "$@"; then
     SECONDS=0
@@ -343,11 +376,18 @@ setup() {
   exec {lock}>&-
 }
 
+# use_venv [EXTRA]: builds of Paddle for devices have the same files as that for the CPU, so each has an environment of its own.
+use_venv() {
+  [ -z "${TOKAMAK_VENV:-}" ] || return 0
+  case "${1:-}" in gpu | xpu) venv="$root/.venv-$1" build_tools="$root/.venv-$1/build-tools" ;; esac
+}
+
 # ---------------------------------------------------------------------------------------------- what options need
 
-# asked NAME VALUE ARGUMENTS...: whether the option has that value on the command line, in the environment or in the file.
+# asked NAME VALUE ARGUMENTS...: whether the option has that value on the command line, in the environment or in the file; empty:
+# whether it has none.
 asked() {
-  local name="$1" value="$2" variable="TOKAMAK_${1^^}" file="${TOKAMAK_CONFIG:-}" previous="" argument given=""
+  local name="$1" value="$2" variable="TOKAMAK_${1^^}" file="${TOKAMAK_CONFIG:-}" previous="" argument given="" lines key
   shift 2
   for argument in "$@"; do
     case "$previous $argument" in
@@ -360,18 +400,31 @@ asked() {
   done
   given="${given:-${!variable:-}}"
   if [ -z "$given" ] && [ -f "$file" ]; then
-    sed -E 's/(^|[[:space:]])#.*//' "$file" | tr '\r\n' '  ' |
-      grep -E "(^|[[:space:]{,])[\"']?$name[\"']?[[:space:]]*:[[:space:]]*[\"']?$value[\"']?([[:space:],}]|$)" >/dev/null
+    lines="$(sed -E 's/(^|[[:space:]])#.*//' "$file" | tr '\r\n' '  ')"
+    key="(^|[[:space:]{,])[\"']?$name[\"']?[[:space:]]*:"
+    if [ -n "$value" ]; then
+      grep -qE "$key[[:space:]]*[\"']?$value[\"']?([[:space:],}]|$)" <<<"$lines"
+    else
+      ! grep -qE "$key" <<<"$lines"
+    fi
   else
     [ "$given" = "$value" ]
   fi
+}
+
+has_gpu() { [ -e /dev/nvidiactl ] || [ -e /dev/dxg ]; } # the latter where Windows has it (WSL2)
+
+# Whether the device is up to us, and there is a GPU for which an earlier start has installed Paddle.
+finds_gpu() {
+  [ -e "$root/.venv-gpu/.tokamak-gpu" ] && has_gpu && ! asked ops native "$@" &&
+    { asked device "" "$@" || asked device auto "$@"; }
 }
 
 # The extra that has the build of Paddle which options of tools/serve need; nothing where native ops do.
 paddle_build() {
   if [ -n "${TOKAMAK_EXTRA:-}" ]; then
     echo "$TOKAMAK_EXTRA"
-  elif asked device gpu "$@"; then
+  elif asked device gpu "$@" || finds_gpu "$@"; then
     echo gpu
   elif asked device xpu "$@"; then
     echo xpu

@@ -13,7 +13,9 @@ import pytest
 from engine.options.resolve_device import WHEELS
 from tests.paths import REPOSITORY
 
+IS_BUILT = "level=best; is_up_to_date || true; is_native_built && echo built || echo not"
 PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+MODULES = ("shm/_native.cpython-311-x86_64-linux-gnu.so", "ops/_cpu.cpython-311-x86_64-linux-gnu.so")
 SETUP = 'source "$0/tools/setup.sh"; '
 
 
@@ -48,10 +50,13 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def install(checkout: Path) -> None:
-    """Leave the traces of a setup that has installed everything."""
+    """Leave what a setup leaves that has installed everything."""
+    for name in MODULES:
+        (checkout / name).write_text("a module")
     packages, native = shell("echo $(package_fingerprint) $(native_fingerprint)", directory=checkout).split()
     (checkout / ".venv" / ".tokamak-base").write_text(packages)
-    (checkout / "build" / "python3.11" / "tokamak-native").write_text(f"best {native}\n")
+    listed = shell("native_build=build/python3.11; list_modules", directory=checkout)
+    (checkout / "build" / "python3.11" / "tokamak-native").write_text(f"best {native}\n{listed}\n")
 
 
 @pytest.mark.parametrize(
@@ -139,15 +144,92 @@ def test_changed_sources_rebuild_native_modules(checkout: Path) -> None:
 def test_environments_of_one_python_share_modules(checkout: Path, tmp_path: Path) -> None:
     """Modules are built beside the sources. Those of another Python have other names, so neither overwrites the other."""
     install(checkout)
-    code = "is_up_to_date || true; level=best; is_native_built && echo built || echo not"
     for environment, expected in (("3.11", "built"), ("3.12", "not")):
         other = tmp_path / environment
         (other / "lib" / f"python{environment}").mkdir(parents=True)
         (other / "bin").mkdir()
         (other / "bin" / "python").symlink_to(sys.executable)
         (other / ".tokamak-made").write_text("")
-        assert shell(code, directory=checkout, environment={"TOKAMAK_VENV": str(other)}) == expected
+        assert shell(IS_BUILT, directory=checkout, environment={"TOKAMAK_VENV": str(other)}) == expected
     assert shell("setup best; echo done", directory=checkout) == "done"
+
+
+@pytest.mark.parametrize(("name", "content"), [(MODULES[0], None), (MODULES[1], ""), (MODULES[0], "a mod")])
+def test_damaged_modules_are_built_again(checkout: Path, name: str, content: str | None) -> None:
+    """A build begins without them, since ninja looks only at their time."""
+    install(checkout)
+    assert shell(IS_BUILT, directory=checkout) == "built"
+    if content is None:
+        (checkout / name).unlink()
+    else:
+        (checkout / name).write_text(content)
+    assert shell(IS_BUILT, directory=checkout) == "not"
+    fakes = (
+        'has_cmake() { true; }; install_build_tools() { true; }; with_build_tools() { mkdir -p "$native_build"; echo "$@"; }'
+    )
+    assert "cmake --build" in shell(f"{IS_BUILT}; {fakes}; build_native", directory=checkout)
+    assert not list(checkout.glob("*/*.so"))
+
+
+@pytest.mark.parametrize("trouble", ["no python", "another python", "interrupted"])
+def test_broken_environment_is_made_again(checkout: Path, trouble: str) -> None:
+    """Only packages are removed: models and logs stay."""
+    install(checkout)
+    venv = checkout / ".venv"
+    (venv / "models").mkdir()
+    (venv / "lib" / "python3.11" / "site-packages").mkdir()
+    (venv / "pyvenv.cfg").write_text("")
+    if trouble == "no python":
+        (venv / "bin" / "python").unlink()
+        (venv / "bin" / "python").symlink_to("/nowhere/python3")
+    elif trouble == "another python":
+        (venv / "lib" / "python3.11").rename(venv / "lib" / "python3.9")
+    else:
+        (venv / ".tokamak-base").unlink()
+        (venv / ".tokamak-unfinished").write_text("")
+    code = f"make_venv() {{ ls -A '{venv}'; exit 0; }}; setup best"
+    assert set(shell(code, directory=checkout).split()) & {"bin", "lib", "models", "pyvenv.cfg"} == {"models"}
+
+
+def test_failed_installation_leaves_the_environment(checkout: Path) -> None:
+    """An installer that ends by itself has removed nothing half; one that is killed may have."""
+    install(checkout)
+    (checkout / ".venv" / ".tokamak-base").unlink()
+    for status, is_left in ((1, False), (137, True)):
+        fakes = f"is_venv_broken() {{ false; }}; find_installer() {{ true; }}; install_packages() {{ exit {status}; }}; "
+        assert "packages: failed" in shell(f"{fakes} setup best", directory=checkout)
+        assert (checkout / ".venv" / ".tokamak-unfinished").exists() == is_left
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_there", "expected"),
+    [
+        (["--device", "gpu"], False, ".venv-gpu"),
+        (["--device=xpu"], False, ".venv-xpu"),
+        (["--ops", "reference"], False, ".venv"),
+        ([], False, ".venv"),
+        ([], True, ".venv-gpu"),
+        (["--device", "auto"], True, ".venv-gpu"),
+        (["--device", "cpu"], True, ".venv"),
+        (["--device", "npu"], True, ".venv"),
+        (["--ops", "native"], True, ".venv"),
+    ],
+)
+def test_devices_have_their_own_environment(checkout: Path, arguments: list[str], is_there: bool, expected: str) -> None:
+    """It is found by a later start that names no device, if there is a GPU."""
+    if is_there:
+        (checkout / ".venv-gpu").mkdir()
+        (checkout / ".venv-gpu" / ".tokamak-gpu").write_text("")
+    code = 'has_gpu() { true; }; use_venv "$(paddle_build "$@")"; echo "$venv $build_tools"'
+    found = str(checkout / expected)
+    assert shell(code, *arguments, directory=checkout) == f"{found} {found}/build-tools"
+    environment = {"TOKAMAK_VENV": str(checkout / "own")}
+    assert shell(code, *arguments, directory=checkout, environment=environment).startswith(environment["TOKAMAK_VENV"])
+    file = checkout / "config.yaml"
+    if not arguments:
+        for text, place in (("port: 1\n", expected), ("device: cpu\n", ".venv")):
+            file.write_text(text)
+            assert shell(code, "--config", str(file), directory=checkout).startswith(f"{checkout / place} ")
 
 
 def test_an_interpreter_may_lie_anywhere(tmp_path: Path) -> None:
