@@ -392,6 +392,16 @@ def experts(
     end: int,
     y_begin: int,  # columns of y
     y_end: int,
+    adapter_slots: int,  # of the rows; 0: the experts have no adapters
+    adapters: int,
+    ranks: int,
+    num_adapters: int,
+    slot_floats: int,
+    modules: int,
+    index_step: int,  # from one expert to the next
+    float_step: int,
+    gate_up_parts: list[int],  # seven numbers each, of the first expert
+    down_parts: list[int],
     rows: int,
     count: int,
 ) -> Op: ...

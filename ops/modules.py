@@ -38,6 +38,33 @@ class Adapters(msgspec.Struct, frozen=True):
     ranks: np.ndarray  # int32 [slots, modules]
 
 
+class ExpertAdapters(msgspec.Struct, frozen=True):
+    """View of the adapter arena for the experts of a layer. Parts are those of the first expert; `index` and offsets of the
+    next one are larger by the steps."""
+
+    gate_up: tuple[AdaptedPart, ...]
+    down: tuple[AdaptedPart, ...]
+    index_step: int
+    float_step: int
+    slots: np.ndarray  # as in Adapters
+    ranks: np.ndarray
+
+    def of(self, part: str, expert: int) -> Adapters:
+        """Return the view for one expert, of the linear that is its `gate_up` or `down`."""
+        parts: tuple[AdaptedPart, ...] = getattr(self, part)
+        moved = [
+            AdaptedPart(
+                each.first,
+                each.num_outputs,
+                each.index + expert * self.index_step,
+                each.a + expert * self.float_step,
+                each.b + expert * self.float_step,
+            )
+            for each in parts
+        ]
+        return Adapters(tuple(moved), self.slots, self.ranks)
+
+
 class Linear(msgspec.Struct):
     """y = x W (+ b). The tensors `names` of the checkpoint, [out, in] each, are concatenated along the outputs."""
 
@@ -367,6 +394,7 @@ class Experts(msgspec.Struct):
     owners: Tensor = None  # with several ranks: int32 [experts, 1 + ranks] (engine/parallel/placement.py); None: one rank
     is_local: bool = False  # each rank computes all that it needs, even if other experts are shared
     counts: Tensor = None  # uint64 [experts]: total rows of this rank sent to each; None: not counted
+    adapters: ExpertAdapters | None = None  # None: no adapters
 
     @property
     def num_experts(self) -> int:

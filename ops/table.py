@@ -114,6 +114,7 @@ class Routing(msgspec.Struct, frozen=True):
 
     ids: Tensor  # int32 [R, chosen]
     weights: Tensor  # float32 [R, chosen]
+    adapter_slots: Tensor = None  # int32 [max_rows] as in AttentionMetadata, for experts that have `adapters`
 
 
 class DeviceSampler(msgspec.Struct, frozen=True):
@@ -192,7 +193,8 @@ class OpTable(msgspec.Struct, frozen=True):
     # each row's experts, number -> the choice of that number alone, with the weight 1, and the weight that it had [R, 1]
     choose: Callable[[Routing, int], tuple[Routing, Tensor]]
     # x [R, hidden], each row's experts, activation's name, another tensor [R, hidden] or None -> the sum of the experts'
-    # results, each times its weight, in the order of the row's choices, and then the other [R, hidden]
+    # results, each times its weight, in the order of the row's choices, and then the other [R, hidden]. If they have
+    # `adapters`, the terms of each row's adapter are added to the results of an expert's linears, as `adapt` does
     experts: Callable[[Tensor, Routing, Experts, str, Tensor | None], Tensor]
 
     # Multi-head latent attention (DeepSeek-V2, 2024), absorbed for every row, so prefill and decode round alike.

@@ -2,7 +2,7 @@
 
 Tensor ranks combine rows: two halves alternate (`ops/cpu/rank_group.py`), each for the widest rows of a step or the logits
 computed at a time. Ranks that share the experts of all replicas have windows at the end of the arena: all rows of a step, the
-experts of each row, and one result for each of those.
+experts and the adapter of each row, and a result of each expert.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def expert_window_spans(model: ModelConfig, num_ranks: int, rows: int, num_first
             begin += rows * size
 
 
-def _row_bytes(model: ModelConfig) -> tuple[int, int, int]:
-    """Return the bytes of a row in each of the arrays: the row, the results of its experts, their numbers."""
+def _row_bytes(model: ModelConfig) -> tuple[int, int, int, int]:
+    """Return the bytes of a row in each of the arrays: the row, the results of its experts, their numbers, its adapter."""
     assert model.experts is not None, "a model without experts has no exchange windows"
     hidden, chosen = model.hidden_size, model.experts.num_chosen
-    return 4 * hidden, 4 * chosen * hidden, 4 * chosen
+    return 4 * hidden, 4 * chosen * hidden, 4 * chosen, 4

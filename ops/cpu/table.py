@@ -518,6 +518,8 @@ class CpuOps:
 
     def route(self, inputs: AttentionMetadata, x: Tensor, module: Router) -> Routing:
         logits = self.linear(x, module.linear)
+        if module.linear.adapters is not None:
+            logits = self.adapt(inputs, logits, x, module.linear)
         rule = module.rule
         ids = self._executor.allocate_kept(logits.rows, rule.num_chosen)
         weights = self._executor.allocate(logits.rows, rule.num_chosen)
@@ -543,14 +545,14 @@ class CpuOps:
             None if inputs is None else inputs.host_counts[NUM_TOKENS:],
             rows=logits.rows,
         )
-        return Routing(ids, weights)
+        return Routing(ids, weights, getattr(inputs, "adapter_slots", None))
 
     def choose(self, routing: Routing, index: int) -> tuple[Routing, Array]:
         rows, executor = rows_of(routing.ids), self._executor
         ids, weights, factors = executor.allocate_kept(rows, 1), executor.allocate(rows, 1), executor.allocate(rows, 1)
         num_chosen = routing.ids.shape[1]
         executor.emit(_cpu.choose, ids, weights, factors, routing.ids, routing.weights, num_chosen, index, rows=rows)
-        return Routing(ids, weights), factors
+        return Routing(ids, weights, routing.adapter_slots), factors
 
     def experts(self, x: Tensor, routing: Routing, module: Experts, activation: str, shared: Tensor | None = None) -> Array:
         rows, num_chosen = rows_of(x), routing.ids.shape[1]
@@ -579,6 +581,7 @@ class CpuOps:
             module.owners,
             module.counts,
             *self._share_of(module, rows, num_chosen),
+            *_expert_adapters(module, routing),
             rows=rows,
             name=module.name,
             work=lambda: experts_work(y, x, routing, module),
@@ -608,6 +611,28 @@ def _adapted_panels(part: AdaptedPart, module: Linear) -> tuple[int, ...]:
             ranges.append((max(panels[0], done), max(panels[1], done)))
     own = part.first, part.num_outputs, part.index, part.a, part.b
     return tuple(number for begin, end in ranges if begin < end for number in (*own, begin, end))
+
+
+def _expert_adapters(module: Experts, routing: Routing) -> tuple[Any, ...]:
+    adapters = module.adapters
+    if adapters is None:
+        return None, None, None, 0, 0, 0, 0, 0, [], []
+    panels = (
+        [number for part in parts for number in _adapted_panels(part, linears[0])]
+        for parts, linears in ((adapters.gate_up, module.gate_up), (adapters.down, module.down))
+    )
+    num_slots, slot_floats = adapters.slots.shape
+    steps = adapters.index_step, adapters.float_step
+    return (
+        routing.adapter_slots,
+        adapters.slots,
+        adapters.ranks,
+        num_slots,
+        slot_floats,
+        adapters.ranks.shape[1],
+        *steps,
+        *panels,
+    )
 
 
 def _windows(rank_group: ExpertRankGroup) -> tuple[Any, ...]:

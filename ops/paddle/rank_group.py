@@ -115,10 +115,10 @@ class RankGroupOps:
         if not module.is_cut:
             return reference.experts(x, routing, module, activation, shared)
         ids = routing.ids.numpy().reshape(-1)
-        choices, ((begin, _),) = np.arange(len(ids)), module.down[0].columns
-        gate_up = reference.expert_products(x, choices // routing.ids.shape[1], ids, module, "gate_up")
+        choices, ((begin, _),), slots = np.arange(len(ids)), module.down[0].columns, reference.slots_of_choices(routing, module)
+        gate_up = reference.expert_products(x, choices // routing.ids.shape[1], ids, module, "gate_up", slots)
         activated = self.activated(gate_up, module, activation)
-        results = reference.expert_products(activated, choices, ids, module, "down")
+        results = reference.expert_products(activated, choices, ids, module, "down", slots)
         return Cut(reference.add_choices(results, routing, shared), begin, module.num_inputs)
 
     def sync_free_experts_of_reference(
@@ -154,8 +154,11 @@ class RankGroupOps:
             return paddle.zeros([x.shape[0] * shown.shape[1], module.num_inputs])
         ids = sharing.gather_values(np.resize(shown, (most, shown.shape[1])))  # rows beyond the valid ones are unused
         rows = sharing.all_gather(_with_rows(x[own] if len(shown) else None, most, module.num_inputs)).flatten(0, 1)
-        choices = _Choices.of(ids, num_shown, module.owners)
-        results = sharing.all_gather(self._computed(rows, choices, module, activation, products)).flatten(0, 1)
+        choices, slots = _Choices.of(ids, num_shown, module.owners), None
+        if module.adapters is not None:
+            of_own = routing.adapter_slots[: routing.ids.shape[0]].numpy()[own]
+            slots = sharing.gather_values(np.resize(of_own, most)).reshape(-1)[choices.rows]
+        results = sharing.all_gather(self._computed(rows, choices, module, activation, products, slots)).flatten(0, 1)
         first = sharing.place - place
         wanted = choices.places[(choices.homes >= first) & (choices.homes < first + num_same)]
         return paddle.gather(results, paddle.to_tensor(np.resize(wanted, x.shape[0] * shown.shape[1])))
@@ -198,16 +201,18 @@ class RankGroupOps:
         module: Experts,
         activation: str,
         products: Callable[..., paddle.Tensor],
+        slots: np.ndarray | None,
     ) -> paddle.Tensor:
-        """Return [most, hidden]: results of the choices assigned to this rank, in the common order; the rest is undefined."""
+        """Return [most, hidden]: results of the choices assigned to this rank, in the common order; the rest is undefined.
+        `slots`: the adapter of each choice, if the experts have adapters."""
         own = np.flatnonzero(choices.computing == cast(Group, self._sharing).place)
         if not len(own):
             return paddle.zeros([choices.most, module.num_inputs])
         own = np.resize(own, choices.most)
-        ids = choices.ids[own]
-        gate_up = products(rows, choices.rows[own], ids, module, "gate_up")
+        ids, more = choices.ids[own], () if slots is None else (slots[own],)
+        gate_up = products(rows, choices.rows[own], ids, module, "gate_up", *more)
         activated = own_columns(reference.activate_and_multiply(gate_up, activation, module.clamp))
-        return products(activated, np.arange(choices.most), ids, module, "down")
+        return products(activated, np.arange(choices.most), ids, module, "down", *more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Adapted:
             b = at + INPUTS * whole_lines(MAX_RANK)
             modules.append(AdaptedModule(f"part{index}", index, INPUTS, num_outputs, at, b))
             at = b + whole_lines(num_outputs) * whole_lines(MAX_RANK)
-        layout = AdapterLayout(tuple(modules), len(RANKS), MAX_RANK, at)
+        layout = AdapterLayout(tuple(modules), len(RANKS), MAX_RANK, at, at)
         arena = AdapterArena(memoryview(np.full(layout.num_bytes, 0xFF, np.uint8)), layout)  # NaN, where nothing is written
         self.module = Linear(tuple(module.name for module in modules), INPUTS, OUTPUTS, columns=columns)
         self.module.format = WeightFormat(kind, 32, is_folded=True) if kind == "int4" else WeightFormat(kind, 0)

@@ -52,6 +52,8 @@ class LoadResult(msgspec.Struct, frozen=True):
     cache: CacheOutcome
     contents: str
     linears: list[Linear]  # without encoders and experts
+    routers: list[Linear]  # those that are stored as linears
+    experts: list[Experts]  # of all sets
     packed: PackedFile | None
 
 
@@ -129,7 +131,8 @@ def load_weights(
         sources = {name: partial(np.asarray, values) for name, values in named if values is not None}
         ops.pack(rotary, sources, Memory())
     mixtures = [mixture for mixture in weights.mixtures if not mixture.is_local]
-    return LoadResult(mixtures, loading.num_bytes, outcome, found, weights.linears, loading.packed)
+    routers = [router.linear for router in weights.routers if not router.weight_name]
+    return LoadResult(mixtures, loading.num_bytes, outcome, found, weights.linears, routers, weights.mixtures, loading.packed)
 
 
 def _shape(config: ModelConfig, weights: Weights) -> str:

@@ -86,6 +86,13 @@ _MERGING = "multi_modal_projector.patch_merger.merging_layer.weight"
 _MAX_LISTED = 20
 
 
+def plain(name: str) -> str:
+    """Return the name that the models declare for the stored tensor `name`."""
+    for pattern, replacement in _RENAMES:
+        name = pattern.sub(replacement, name)
+    return name
+
+
 class _Part(msgspec.Struct, frozen=True):
     """Stored tensor, or some columns of a fused one."""
 
@@ -204,9 +211,7 @@ class Checkpoint:
         """Yield stored tensors by Hugging Face name, fused ones as their parts."""
         for name, tensor in self._tensors(config).items():
             self._has_paddle_names |= name.startswith("ernie.")
-            plain_name = name
-            for pattern, replacement in _RENAMES:
-                plain_name = pattern.sub(replacement, plain_name)
+            plain_name = plain(name)
             if plain_name == _MERGING and config.vision is not None:
                 yield plain_name, _Part(tensor, tensor.shape, _by_patch(tensor.shape[-1], config.vision.spatial_merge_size**2))
                 continue

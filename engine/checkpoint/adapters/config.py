@@ -21,6 +21,7 @@ from engine.errors import CheckpointError
 
 Number = TypeVar("Number", int, float)
 
+_SWAPPED = (0, 19)
 CONFIG_NAME = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 MAX_CONFIG_BYTES = 1 << 20
@@ -37,8 +38,6 @@ _REFUSED = {  # option -> why
     "modules_to_save": "replacing modules of the base model is not supported; merge the adapter, or train it without",
     "trainable_token_indices": "replacing embedding rows is not supported; merge the adapter, or train it without",
     "layer_replication": "repeating layers of the base model is not supported; merge the adapter",
-    "target_parameters": "only linear layers can be adapted, not other parameters such as experts; merge the adapter into the "
-    "model (merge_and_unload of PEFT) and serve that, or train it without",
     "alora_invocation_tokens": "adapters that start in the middle of a prompt (aLoRA) are not supported; use plain LoRA",
     "megatron_config": "Megatron layers are not supported; use plain LoRA",
 }
@@ -66,10 +65,12 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     alpha: float
     is_rank_stabilized: bool  # rsLoRA (Kalajdzievski 2023)
     targets: frozenset[str] | str  # suffixes of names, or a pattern for whole names
+    parameters: frozenset[str]  # suffixes of names of parameters
     excluded: frozenset[str] | str
     layers: frozenset[int]  # indexes of adapted layers; empty: all
     rank_pattern: ByPattern[int]
     alpha_pattern: ByPattern[float]
+    has_swapped_stacks: bool  # A of stacked matrices [experts, x, y] is [..., y] (PEFT 0.19), not [..., x]
 
     @staticmethod
     def read(directory: Path) -> AdapterConfig:
@@ -93,10 +94,12 @@ class AdapterConfig(msgspec.Struct, frozen=True):
             alpha=options.number("lora_alpha", None),
             is_rank_stabilized=options.flag("use_rslora", False),
             targets=_names(options, "target_modules"),
+            parameters=frozenset(options.texts("target_parameters")),
             excluded=_names(options, "exclude_modules"),
             layers=frozenset(options.counts("layers_to_transform", (), or_one=1)),
             rank_pattern=_patterns(options, "rank_pattern", _rank),
             alpha_pattern=_patterns(options, "alpha_pattern", _alpha),
+            has_swapped_stacks=_version(options) >= _SWAPPED,
         )
 
     def rank_of(self, module: str) -> int:
@@ -109,11 +112,16 @@ class AdapterConfig(msgspec.Struct, frozen=True):
 
     def may_have(self, module: str) -> bool:
         """Return whether the linear `module` can be adapted by it."""
-        return self._is_target(module) is not False
+        return self._is_target(module) is not False or self.has_parameter(f"{module}.weight")
 
     def must_have(self, module: str) -> bool:
         """Return whether the linear `module`, which the model has, must be adapted by it."""
         return self._is_target(module) is True
+
+    def has_parameter(self, name: str) -> bool:
+        """Return whether the parameter `name`, such as all experts of a layer, is adapted by it."""
+        parts = name.split(".")
+        return any(".".join(parts[first:]) in self.parameters for first in range(len(parts)))
 
     def _is_target(self, module: str) -> bool | None:
         """Return whether `module` is a target; None: its pattern is not evaluated."""
@@ -141,6 +149,11 @@ def _refuse_others(options: JsonOptions) -> None:
         raise options.error(
             "init_lora_weights", f"{start!r} also changes weights of the base model; convert the adapter to plain LoRA"
         )
+
+
+def _version(options: JsonOptions) -> tuple[int, ...]:
+    """Return the version of PEFT that wrote the files; empty: before 0.18."""
+    return tuple(map(int, re.findall(r"\d{1,9}", options.text("peft_version", ""))[:2]))
 
 
 def _names(options: JsonOptions, name: str) -> frozenset[str] | str:

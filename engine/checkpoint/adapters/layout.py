@@ -5,17 +5,20 @@ are in one arena, held by the supervisor and mapped by every rank, in slots of e
 unchanged:
 
     ranks     int32 [slots][modules]               rows of A in use; 0: the adapter leaves the module as it is
-    slot 0    float32 [module][A | B]
+    slot 0    float32 [module][A | B]              the linears of experts last: most adapters have none
     slot 1    ...
 
     A         [inputs][padded rank]                transposed: a row's products with all of A are computed side by side
     B         [panels of 16 outputs][rank][16]     multiplied by the scale
 
 The rank is padded to whole lines of 16 with zeros, and so is the last panel. A and B begin where they would with the largest
-rank.
+rank. Pages of a slot are allocated when they are first written, so experts cost memory only for adapters that change them.
+The gate, up and down of an expert follow each other, and so do the experts of a layer: the native op computes their offsets.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import msgspec
 
@@ -38,6 +41,33 @@ class AdaptedModule(msgspec.Struct, frozen=True):
     b: int
 
 
+class StackShape(msgspec.Struct, frozen=True):
+    """How transformers stacks the experts of a layer: [experts, outputs, inputs], or [experts, inputs, outputs] if
+    `is_turned`."""
+
+    num_experts: int
+    hidden: int
+    inner: int
+    is_turned: bool
+    is_marked: bool  # transformers marks the turned ones, and PEFT does not swap their A and B
+    is_interleaved: bool  # gate and up have alternating outputs
+
+    @staticmethod
+    def of(config: ModelConfig) -> StackShape | None:
+        """None: the model has no experts, or several sets of them, which are not stacked."""
+        experts, family = config.experts, FAMILIES[config.architecture]
+        if experts is None or config.vision_experts is not None:
+            return None
+        is_marked = family.has_interleaved_experts
+        is_turned = family.has_turned_experts or is_marked
+        inner = experts.intermediate_size
+        return StackShape(experts.num_experts, config.hidden_size, inner, is_turned, is_marked, is_marked)
+
+    def sizes(self, parameter: str) -> tuple[int, int]:
+        """Return inputs and outputs."""
+        return (self.hidden, 2 * self.inner) if parameter == "gate_up_proj" else (self.inner, self.hidden)
+
+
 class AdapterLayout(msgspec.Struct, frozen=True):
     """Memory layout for `num_slots` adapters of at most rank `max_rank`."""
 
@@ -45,16 +75,20 @@ class AdapterLayout(msgspec.Struct, frozen=True):
     num_slots: int
     max_rank: int
     slot_floats: int
+    dense_floats: int  # of these, before the experts
+    stack: StackShape | None = None  # of the experts
 
     @staticmethod
     def of(config: ModelConfig, num_slots: int, max_rank: int) -> AdapterLayout:
         modules: list[AdaptedModule] = []
-        at, room = 0, whole_lines(max_rank)
-        for name, num_inputs, num_outputs in _linears(config):
-            end_of_a = at + num_inputs * room
-            modules.append(AdaptedModule(name, len(modules), num_inputs, num_outputs, at, end_of_a))
-            at = end_of_a + whole_lines(num_outputs) * room
-        return AdapterLayout(tuple(modules), num_slots, max_rank, at)
+        ends, at, room = [], 0, whole_lines(max_rank)
+        for linears in (_linears(config), _of_experts(config)):
+            for name, num_inputs, num_outputs in linears:
+                end_of_a = at + num_inputs * room
+                modules.append(AdaptedModule(name, len(modules), num_inputs, num_outputs, at, end_of_a))
+                at = end_of_a + whole_lines(num_outputs) * room
+            ends.append(at)
+        return AdapterLayout(tuple(modules), num_slots, max_rank, at, ends[0], StackShape.of(config))
 
     @property
     def table_bytes(self) -> int:
@@ -63,6 +97,11 @@ class AdapterLayout(msgspec.Struct, frozen=True):
     @property
     def num_bytes(self) -> int:
         return self.table_bytes + 4 * self.num_slots * self.slot_floats
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of `num_bytes` that are used by adapters of experts alone."""
+        return 4 * self.num_slots * (self.slot_floats - self.dense_floats)
 
 
 def why_not_adaptable(config: ModelConfig) -> str:
@@ -75,7 +114,8 @@ def whole_lines(count: int) -> int:
 
 
 def _linears(config: ModelConfig) -> list[tuple[str, int, int]]:
-    """Return name, inputs and outputs of each linear, layer by layer: attention, and the MLP or that beside experts."""
+    """Return name, inputs and outputs of each linear but those of experts, layer by layer: attention, the MLP or that beside
+    experts, and the router."""
     if why_not_adaptable(config):
         return []
     return [
@@ -122,4 +162,25 @@ def _of_mlp(config: ModelConfig, layer: int) -> list[tuple[str, int, int]]:
     if "gate_up_proj" in family.fused_names:
         widths = {"gate_up_proj": 2 * inner}
     found = [(f"{prefix}.{name}", hidden, width) for name, width in widths.items()]
-    return [*found, (f"{prefix}.{last}", inner, hidden)] if inner else []
+    found = [*found, (f"{prefix}.{last}", inner, hidden)] if inner else []
+    if len(sparse) == 1:  # several sets have routers of another form
+        found.append(("mlp.gate", hidden, sparse[0].num_experts))
+    return found
+
+
+def _of_experts(config: ModelConfig) -> Iterator[tuple[str, int, int]]:
+    """Yield the linears of experts. A second set of experts is numbered after the first."""
+    if why_not_adaptable(config):
+        return
+    for layer in range(config.num_layers):
+        first, hidden = 0, config.hidden_size
+        for experts in (config.experts, config.vision_experts):
+            if experts is None or layer not in experts.sparse_layers:
+                continue
+            inner = experts.intermediate_size
+            for index in range(first, first + experts.num_experts):
+                name = f"model.layers.{layer}.mlp.experts.{index}"
+                yield f"{name}.gate_proj", hidden, inner
+                yield f"{name}.up_proj", hidden, inner
+                yield f"{name}.down_proj", inner, hidden
+            first += experts.num_experts

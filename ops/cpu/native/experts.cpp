@@ -11,6 +11,7 @@
 #include <limits>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "tasks.h"
@@ -247,6 +248,61 @@ private:
     Cut cuts_[NUM_CUTS] = {};
 };
 
+// Sets the adapter of each sorted pair: slot_of(i) of pair i. Leaves none if no row has an adapter.
+template <class SlotOf>
+void sort_slots(ExpertsMemory &memory, const ApplyExperts &op, const i32 *ids, i64 count, const SlotOf &slot_of) {
+    memory.adapter_slots.clear();
+    if (op.adapters.adapter_slots == nullptr) return;
+    bool is_adapted = false;
+    memory.adapter_slots.resize(count);
+    for (i64 i = 0; i < count; ++i) {
+        if (ids[i] < 0) continue;
+        const i32 slot = slot_of(i);
+        if (slot < -1 || slot >= op.adapters.num_slots) {
+            throw std::out_of_range("adapter slot " + std::to_string(slot) + " of " + std::to_string(op.adapters.num_slots));
+        }
+        memory.adapter_slots[memory.places[i]] = slot;
+        is_adapted |= slot >= 0;
+    }
+    if (!is_adapted) memory.adapter_slots.clear();
+}
+
+// Adds the adapters' terms to the results y of one linear of experts [begin, end), from their first row on. `shape`: has x,
+// inputs, outputs and y; `is_gathered`: x are the rows of the op, otherwise those of y.
+void adapt_experts(Engine &engine, const ApplyExperts &op, const std::vector<AdaptedPart> &parts, AdaptShape shape,
+                   bool is_gathered, i64 begin, i64 end) {
+    const ExpertsMemory &memory = engine.experts;
+    const ExpertAdapters &adapters = op.adapters;
+    if (memory.adapter_slots.empty()) return;
+    const i64 first = memory.begins[begin];
+    shape.row_ids = is_gathered ? memory.row_ids.data() + first : nullptr;
+    shape.adapter_slots = memory.adapter_slots.data() + first;
+    shape.slots = adapters.slots;
+    shape.ranks = adapters.ranks;
+    shape.slot_floats = adapters.slot_floats;
+    shape.modules = adapters.modules;
+    shape.num_parts = static_cast<i64>(parts.size());
+    for_rows(engine, memory.begins[end] - first, shape.inputs + shape.outputs, [&](i64 row, i64 row_end) {
+        std::vector<AdaptedPart> own(parts.size());
+        i64 expert = std::upper_bound(memory.begins.begin() + begin, memory.begins.begin() + end, first + row) -
+                     memory.begins.begin() - 1;
+        for (; row < row_end; ++expert) {
+            const i64 until = std::min(row_end, memory.begins[expert + 1] - first);
+            if (until <= row) continue;
+            for (std::size_t i = 0; i < parts.size(); ++i) {
+                own[i] = parts[i];
+                own[i].index += expert * adapters.index_step;
+                own[i].a += expert * adapters.float_step;
+                own[i].b += expert * adapters.float_step;
+            }
+            AdaptShape of_expert = shape;
+            of_expert.parts = own.data();
+            engine.kernels().adapt(of_expert, row, until);
+            row = until;
+        }
+    });
+}
+
 // Writes the rank's columns of the activations of experts [begin, end) to `activated`, from their first row on.
 void run_up(Engine &engine, const ApplyExperts &op, const LinearShape &given, float *activated, i64 begin, i64 end) {
     ExpertsMemory &memory = engine.experts;
@@ -266,6 +322,12 @@ void run_up(Engine &engine, const ApplyExperts &op, const LinearShape &given, fl
     }
     up.prepare();
     up.multiply();
+    AdaptShape adapted{};
+    adapted.x = op.x;
+    adapted.y = gate_up;
+    adapted.inputs = op.gate_up.first.inputs;
+    adapted.outputs = 2 * inner;
+    adapt_experts(engine, op, op.adapters.gate_up, adapted, true, begin, end);
     for_rows(engine, rows, op.share.end - op.share.begin, [&](i64 row_begin, i64 row_end) {
         for (i64 row = row_begin; row < row_end; ++row) {
             engine.kernels().activate(activated + row * inner, gate_up + row * 2 * inner, op.gate, inner, op.share.begin,
@@ -289,6 +351,12 @@ void run_down(Engine &engine, const ApplyExperts &op, const float *activated, i6
     }
     down.prepare();
     down.multiply();
+    AdaptShape adapted{};
+    adapted.x = activated;
+    adapted.y = op.results + memory.begins[begin] * op.down.first.outputs;
+    adapted.inputs = op.down.first.inputs;
+    adapted.outputs = op.down.first.outputs;
+    adapt_experts(engine, op, op.adapters.down, adapted, false, begin, end);
 }
 
 // Quantizes every row of x, if the experts' kernels need it.
@@ -364,6 +432,7 @@ struct Windows {
         x = reinterpret_cast<float *>(lines + ranks * COMM_LINE);
         results = x + places * hidden;
         ids = reinterpret_cast<i32 *>(results + places * chosen * hidden);
+        adapter_slots = ids + places * chosen;
     }
 
     i64 &rows(int rank) const { return *reinterpret_cast<i64 *>(lines + rank * COMM_LINE); }
@@ -372,7 +441,7 @@ struct Windows {
     i64 most, chosen, hidden;
     char *lines;
     float *x, *results;
-    i32 *ids;
+    i32 *ids, *adapter_slots;
 };
 
 // The first row published by rank number `part` of those with the same rows.
@@ -390,6 +459,7 @@ void dispatch(Engine &engine, const ApplyExperts &op, const Windows &windows, i6
     });
     const i32 *ids = op.ids + begin * op.chosen;
     std::copy_n(ids, count * op.chosen, windows.ids + first * op.chosen);
+    if (const i32 *slots = op.adapters.adapter_slots) std::copy_n(slots + begin, count, windows.adapter_slots + first);
     windows.rows(rank) = count;
     if (op.windows.counts != nullptr) {
         // one writer; readers may be slightly behind
@@ -443,6 +513,8 @@ void serve(Engine &engine, const ApplyExperts &op, const Windows &windows) {
             }
         });
         sort_rows(memory, memory.pair_experts.data(), count, op.experts, [&](i64 i) { return memory.pair_rows[i]; });
+        sort_slots(memory, op, memory.pair_experts.data(), count,
+                   [&](i64 i) { return windows.adapter_slots[memory.row_places[memory.pair_rows[i]]]; });
         ApplyExperts own = op;
         own.x = x;
         own.results = static_cast<float *>(memory.results.get(count * hidden * sizeof(float)));
@@ -488,6 +560,7 @@ void apply_experts(Engine &engine, const ApplyExperts &op) {
     if (rows == 0) return;
     ExpertsMemory &memory = engine.experts;
     sort_rows(memory, op.ids, rows * op.chosen, op.experts, [&](i64 i) { return i / op.chosen; });
+    sort_slots(memory, op, op.ids, rows * op.chosen, [&](i64 i) { return op.adapters.adapter_slots[i / op.chosen]; });
     compute(engine, op, rows);
     combine(engine, op, rows,
             [&](i64 row, i64 choice) { return op.results + memory.places[row * op.chosen + choice] * hidden; });

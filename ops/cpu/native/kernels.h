@@ -106,6 +106,7 @@ constexpr i64 MAX_ADAPTER_RANK = 512;
 struct AdaptShape {
     float *y;                  // [rows, outputs]
     const float *x;            // [rows, inputs]
+    const i32 *row_ids;        // [rows]: rows of x; null: those of y
     const i32 *adapter_slots;  // [rows], -1: none
     const float *slots;        // of `slot_floats` each
     const i32 *ranks;          // [slots][modules]

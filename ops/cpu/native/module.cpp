@@ -109,8 +109,8 @@ void bind_row_ops(nb::module_ &module) {
     define(module, "adapt",
            [](Address y, Address x, Address adapter_slots, Address slots, Address ranks, i64 num_slots, i64 slot_floats,
               i64 modules, i64 inputs, i64 outputs, const std::vector<i64> &parts, Address rows, i64 count) {
-               return Op{Adapt{{floats(y), floats(x), ints(adapter_slots), floats(slots), ints(ranks), slot_floats, modules,
-                                inputs, outputs, nullptr, 0},
+               return Op{Adapt{{floats(y), floats(x), nullptr, ints(adapter_slots), floats(slots), ints(ranks), slot_floats,
+                                modules, inputs, outputs, nullptr, 0},
                                adapted_parts_of(parts),
                                num_slots,
                                rows_of(rows, count)}};
@@ -326,7 +326,9 @@ void bind_expert_ops(nb::module_ &module) {
               Address down_bias, i32 activation, float alpha, float limit, i64 hidden, i64 inner, i64 experts, i64 chosen,
               Address comm, Address windows, i64 max_rows, int first_rank, int num_ranks, Address owners, Address counts,
               Address tensor_comm, Address activated, const std::vector<i64> &gate_up_panels,
-              const std::vector<i64> &down_panels, i64 begin, i64 end, i64 y_begin, i64 y_end, Address rows, i64 count) {
+              const std::vector<i64> &down_panels, i64 begin, i64 end, i64 y_begin, i64 y_end, Address adapter_slots,
+              Address adapters, Address ranks, i64 num_adapters, i64 slot_floats, i64 modules, i64 index_step, i64 float_step,
+              const std::vector<i64> &gate_up_parts, const std::vector<i64> &down_parts, Address rows, i64 count) {
                const ExpertMatrices first{
                    static_cast<WeightKind>(gate_up_kind),
                    {nullptr, nullptr, nullptr, floats(gate_up), scales_of(gate_up_scales, gate_up_scale_kind),
@@ -352,6 +354,8 @@ void bind_expert_ops(nb::module_ &module) {
                                        reinterpret_cast<std::uint64_t *>(counts)},
                                       {comm_at(tensor_comm), floats(activated), ranges_of(gate_up_panels, 2 * inner),
                                        ranges_of(down_panels, hidden), begin, end, y_begin, y_end},
+                                      {ints(adapter_slots), floats(adapters), ints(ranks), num_adapters, slot_floats, modules,
+                                       index_step, float_step, adapted_parts_of(gate_up_parts), adapted_parts_of(down_parts)},
                                       rows_of(rows, count)}};
            });
 }

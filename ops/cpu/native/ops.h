@@ -257,7 +257,7 @@ struct ExpertMatrices {
 };
 
 // Memory in which the ranks of a rank group exchange rows and results: for each a line with its number of rows, then for all
-// the rows [max_rows, hidden], their experts [max_rows, chosen], and the results [max_rows, chosen, hidden].
+// the rows [max_rows, hidden], the results [max_rows, chosen, hidden], the experts [max_rows, chosen] and adapters [max_rows].
 struct ExpertWindows {
     Comm *comm;  // of the whole rank group; null: this rank has all experts
     char *memory;
@@ -276,6 +276,16 @@ struct ExpertShare {
     i64 begin, end, y_begin, y_end;
 };
 
+// Terms of adapters for the matrices of experts. Index and offsets of the parts of an expert follow from those of the first.
+struct ExpertAdapters {
+    const i32 *adapter_slots;  // [rows] of x, -1: none; null: the experts have no adapters
+    const float *slots;
+    const i32 *ranks;  // [slots][modules]
+    i64 num_slots, slot_floats, modules;
+    i64 index_step, float_step;              // from one expert to the next
+    std::vector<AdaptedPart> gate_up, down;  // of the first expert
+};
+
 // y = the sum of down(activation(gate) * up) of each row's experts, each times its weight, and `shared`. Expert -1: none.
 struct ApplyExperts {
     float *y;        // [rows, hidden]
@@ -290,6 +300,7 @@ struct ApplyExperts {
     i64 experts, chosen;
     ExpertWindows windows;
     ExpertShare share;
+    ExpertAdapters adapters;
     Rows rows;
 };
 
@@ -313,6 +324,7 @@ struct ExpertsMemory {
     std::vector<i32> row_ids, places;          // rows of x in the order of the experts; place of each (row, choice) among these
     std::vector<i32> pair_experts, pair_rows;  // of the (row, choice) pairs computed by this rank
     std::vector<i64> row_places, pair_places;  // of those rows and pairs among all of the rank group's
+    std::vector<i32> adapter_slots;            // of the sorted pairs; empty: no row has an adapter
 };
 
 // Executor of ops, one per process.

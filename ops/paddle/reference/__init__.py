@@ -37,6 +37,7 @@ from ops.paddle.reference.expert_ops import (
     experts,
     route,
     rows_of_choices,
+    slots_of_choices,
     sync_free_experts,
     sync_free_products,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "own_columns",
     "pack",
     "rows_of_choices",
+    "slots_of_choices",
     "stacked_biases",
     "sync_free_experts",
     "sync_free_products",

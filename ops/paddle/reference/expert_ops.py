@@ -10,7 +10,7 @@ from paddle.nn import functional
 
 from ops.modules import Experts, Router, RoutingRule
 from ops.paddle.reference.chunks import OUTPUT_CHUNK, columns_of, expand, own_columns, product, whole_lines, width_of
-from ops.paddle.reference.linears import activate_and_multiply, linear
+from ops.paddle.reference.linears import activate_and_multiply, adapt, add_adapted, linear
 from ops.paddle.reference.sampling import largest_of
 from ops.paddle.reference.step import AttentionStep
 from ops.table import ROW_TILE, Routing
@@ -19,7 +19,10 @@ MAX_GATHERED = 1 << 24  # elements of gathered expert weights (64 MiB), but at l
 
 
 def route(step: AttentionStep, x: paddle.Tensor, module: Router) -> Routing:
-    logits, rule = own_columns(linear(x, module.linear)), module.rule
+    logits, rule = linear(x, module.linear), module.rule
+    if module.linear.adapters is not None:
+        logits = adapt(step, logits, x, module.linear)
+    logits = own_columns(logits)
     if rule.scoring == "softmax":
         weights = paddle.exp(logits - expand(paddle.max(logits, axis=-1, keepdim=True), logits.shape))
         scores = weights / expand(paddle.sum(weights, axis=-1, keepdim=True), logits.shape)
@@ -34,11 +37,14 @@ def route(step: AttentionStep, x: paddle.Tensor, module: Router) -> Routing:
     weights = chosen * rule.factor
     if module.scales is not None:
         weights = weights * paddle.gather(module.scales, ids.flatten()).reshape(weights.shape)
+    adapter_slots = getattr(getattr(step, "inputs", None), "adapter_slots", None)
     if module.set is None:
-        return Routing(ids, weights)
+        return Routing(ids, weights, adapter_slots)
     is_own = expand((step.inputs.expert_sets[: x.shape[0]] == module.set).unsqueeze(-1), ids.shape)
     return Routing(
-        paddle.where(is_own, ids, paddle.full_like(ids, -1)), paddle.where(is_own, weights, paddle.zeros_like(weights))
+        paddle.where(is_own, ids, paddle.full_like(ids, -1)),
+        paddle.where(is_own, weights, paddle.zeros_like(weights)),
+        adapter_slots,
     )
 
 
@@ -56,29 +62,41 @@ def _in_best_groups(scores: paddle.Tensor, rule: RoutingRule) -> paddle.Tensor:
 
 def choose(routing: Routing, index: int) -> tuple[Routing, paddle.Tensor]:
     ids, factors = (each[:, index : index + 1].contiguous() for each in (routing.ids, routing.weights))
-    return Routing(ids, paddle.ones_like(factors)), factors
+    return Routing(ids, paddle.ones_like(factors), routing.adapter_slots), factors
 
 
 def experts(
     x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
 ) -> paddle.Tensor:
     ids = routing.ids.numpy().reshape(-1)
-    choices = np.arange(len(ids))
-    gate_up = expert_products(x, choices // routing.ids.shape[1], ids, module, "gate_up")
+    choices, slots = np.arange(len(ids)), slots_of_choices(routing, module)
+    gate_up = expert_products(x, choices // routing.ids.shape[1], ids, module, "gate_up", slots)
     activated = own_columns(activate_and_multiply(gate_up, activation, module.clamp))
-    return add_choices(expert_products(activated, choices, ids, module, "down"), routing, shared)
+    return add_choices(expert_products(activated, choices, ids, module, "down", slots), routing, shared)
 
 
-def expert_products(x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, module: Experts, part: str) -> paddle.Tensor:
-    """Return [n, out]: row rows[i] of x times the weights of a part of expert ids[i], plus its bias. Computed expert by expert,
-    with rows padded to whole tiles by copies of the first. Expert -1 means none and gives zeros."""
-    experts, biases = getattr(module.weight, part), getattr(module.weight, f"{part}_bias")
+def slots_of_choices(routing: Routing, module: Experts) -> np.ndarray | None:
+    """Return the adapter slot of each choice; None: the experts have no adapters."""
+    rows, num_chosen = routing.ids.shape
+    return None if module.adapters is None else routing.adapter_slots[:rows].numpy().repeat(num_chosen)
+
+
+def expert_products(
+    x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, module: Experts, part: str, slots: np.ndarray | None = None
+) -> paddle.Tensor:
+    """Return [n, out]: row rows[i] of x times the weights of a part of expert ids[i], plus its bias and the term of the adapter
+    in slots[i]. Computed expert by expert, with rows padded to whole tiles by copies of the first. Expert -1 means none and
+    gives zeros."""
+    experts, biases, linears = getattr(module.weight, part), getattr(module.weight, f"{part}_bias"), module.parts[part]
     results = paddle.zeros([len(ids), width_of(experts.own)])
     for expert in np.unique(ids[ids >= 0]).tolist():
         own = np.flatnonzero(ids == expert)
         places = np.append(own, np.repeat(own[:1], -len(own) % ROW_TILE))
-        products = product(paddle.gather(x, paddle.to_tensor(rows[places])), experts.each[expert])
+        own_x = paddle.gather(x, paddle.to_tensor(rows[places]))
+        products = product(own_x, experts.each[expert])
         products = products if biases is None else products + biases[expert]
+        if slots is not None and module.adapters is not None:
+            products = add_adapted(products, own_x, slots[places], module.adapters.of(part, expert), linears[expert].columns)
         paddle.scatter_(results, paddle.to_tensor(places), products)
     return results
 

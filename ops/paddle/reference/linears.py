@@ -13,6 +13,7 @@ from ops.modules import (
     AdaptedPart,
     Adapters,
     ColumnRules,
+    Columns,
     Embedding,
     Factor,
     GateClamp,
@@ -43,17 +44,23 @@ def adapt(step: Any, y: paddle.Tensor | Cut, x: paddle.Tensor, module: Linear) -
     inputs: AttentionMetadata = getattr(step, "inputs", step)  # a step of this table, or of one based on it
     own, adapters = own_columns(y), module.adapters
     assert adapters is not None, f"{module.name} has no adapters"
-    row_slots = inputs.adapter_slots[: x.shape[0]].numpy()
-    for slot in np.unique(row_slots[row_slots >= 0]).tolist():
-        has_slot = expand(paddle.to_tensor(row_slots == slot).unsqueeze(-1), own.shape)
-        own = paddle.where(has_slot, own + _adapted(x, adapters, slot, module), own)
+    own = add_adapted(own, x, inputs.adapter_slots[: x.shape[0]].numpy(), adapters, module.columns)
     return Cut(own, y.begin, y.width) if isinstance(y, Cut) else own
 
 
-def _adapted(x: paddle.Tensor, adapters: Adapters, slot: int, module: Linear) -> paddle.Tensor:
+def add_adapted(
+    y: paddle.Tensor, x: paddle.Tensor, row_slots: np.ndarray, adapters: Adapters, columns: Columns
+) -> paddle.Tensor:
+    for slot in np.unique(row_slots[row_slots >= 0]).tolist():
+        has_slot = expand(paddle.to_tensor(row_slots == slot).unsqueeze(-1), y.shape)
+        y = paddle.where(has_slot, y + _adapted(x, adapters, slot, columns), y)
+    return y
+
+
+def _adapted(x: paddle.Tensor, adapters: Adapters, slot: int, columns: Columns) -> paddle.Tensor:
     """Return the adapter's term for this rank's columns."""
     whole = paddle.concat([_adapted_part(x, adapters, slot, part) for part in adapters.parts], axis=1)
-    return paddle.concat([whole[:, begin:end] for begin, end in module.columns], axis=1) if module.columns else whole
+    return paddle.concat([whole[:, begin:end] for begin, end in columns], axis=1) if columns else whole
 
 
 def _adapted_part(x: paddle.Tensor, adapters: Adapters, slot: int, part: AdaptedPart) -> paddle.Tensor:

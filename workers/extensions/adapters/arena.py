@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.checkpoint.adapters.layout import LINE, AdapterLayout, whole_lines
-from ops.modules import AdaptedPart, Adapters, Linear
+from ops.modules import AdaptedPart, Adapters, ExpertAdapters, Experts, Linear
 from shm.blake2 import blake2b
 
 if TYPE_CHECKING:
@@ -32,22 +32,44 @@ class AdapterArena:
         self.slots = words[layout.table_bytes :].view(np.float32).reshape(layout.num_slots, -1)
         self._modules = {module.name: module for module in layout.modules}
 
-    def bind(self, linears: Iterable[Linear]) -> None:
-        """Point each adaptable linear at its part of the arena. All modules of the layout must be among `linears`."""
+    def bind(self, linears: Iterable[Linear], mixtures: Iterable[Experts] = ()) -> None:
+        """Point each adaptable linear, and the experts of each mixture, at their part of the arena. All modules of the
+        layout must be among them."""
         found: set[str] = set()
         for linear in linears:
-            parts, first = [], 0
-            for name, num_outputs in zip(linear.names, linear.num_outputs, strict=True):
-                module = self._modules.get(name)
-                if module is not None:
-                    shape, own = (linear.num_inputs, num_outputs), (module.num_inputs, module.num_outputs)
-                    assert shape == own, f"{name} has {shape} inputs and outputs, expected {own}"
-                    found.add(name)  # one that is used twice is of two parts
-                    parts.append(AdaptedPart(first, num_outputs, module.index, module.a, module.b))
-                first += num_outputs
-            linear.adapters = Adapters(tuple(parts), self.slots, self.ranks) if parts else None
+            parts = self._parts_of(linear, found)  # one that is used twice is of two parts
+            linear.adapters = Adapters(parts, self.slots, self.ranks) if parts else None
+        for mixture in mixtures:
+            mixture.adapters = self._of_experts(mixture, found)
         missing = self._modules.keys() - found
-        assert not missing, f"no linears of the model: {sorted(missing)}"
+        assert not missing, f"no linears of the model: {sorted(missing)[:8]}"
+
+    def _parts_of(self, linear: Linear, found: set[str]) -> tuple[AdaptedPart, ...]:
+        parts, first = [], 0
+        for name, num_outputs in zip(linear.names, linear.num_outputs, strict=True):
+            module = self._modules.get(name)
+            if module is not None:
+                shape, own = (linear.num_inputs, num_outputs), (module.num_inputs, module.num_outputs)
+                assert shape == own, f"{name} has {shape} inputs and outputs, expected {own}"
+                found.add(name)
+                parts.append(AdaptedPart(first, num_outputs, module.index, module.a, module.b))
+            first += num_outputs
+        return tuple(parts)
+
+    def _of_experts(self, mixture: Experts, found: set[str]) -> ExpertAdapters | None:
+        both = zip(mixture.gate_up, mixture.down, strict=True)
+        of_each = [(self._parts_of(gate_up, found), self._parts_of(down, found)) for gate_up, down in both]
+        gate_up, down = of_each[0]
+        if not down:
+            return None
+        index_step = float_step = 0
+        if len(of_each) > 1:
+            index_step, float_step = of_each[1][1][0].index - down[0].index, of_each[1][1][0].a - down[0].a
+        adapters = ExpertAdapters(gate_up, down, index_step, float_step, self.slots, self.ranks)
+        for expert, (own_gate_up, own_down) in enumerate(of_each):
+            assert adapters.of("gate_up", expert).parts == own_gate_up, f"{mixture.name}: expert {expert} is elsewhere"
+            assert adapters.of("down", expert).parts == own_down, f"{mixture.name}: expert {expert} is elsewhere"
+        return adapters
 
     def write(self, slot: int, linears: Iterable[AdaptedLinear]) -> str:
         """Write an adapter into a slot that no row uses; return a digest of its numbers, in hexadecimal, which does not depend

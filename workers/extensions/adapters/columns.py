@@ -26,7 +26,7 @@ class AdapterColumns(Extension):
         self.adapter_slots = np.zeros(0, np.int32)
 
     def on_load(self, loaded: LoadedModel, version: int) -> None:
-        self.arena.bind(loaded.linears)
+        self.arena.bind([*loaded.linears, *loaded.routers], loaded.experts)
 
     def add_to(self, inputs: StepInputs) -> None:
         for rows in (inputs, inputs.kept):

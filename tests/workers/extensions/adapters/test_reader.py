@@ -124,7 +124,7 @@ def test_layers_to_transform_limits_the_layers(tmp_path: Path) -> None:
         ({"peft_type": "IA3"}, "peft_type: 'IA3' is not supported"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights: 'pissa_niter_4' also changes weights of the base"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices: replacing embedding rows"),
-        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters: only linear layers"),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "is no linear or experts with tensors"),
         ({"r": 0}, "r: 0 should be an integer of at least 1"),
         ({"r": 10**9}, "r: 1000000000 should be an integer of at most 512"),
         ({"r": None}, "r: is missing"),
