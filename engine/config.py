@@ -142,6 +142,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_lora_rank: int = 0
     lora_modules: tuple[LoraModule, ...] = ()
     adapter_bytes: int = 0  # size of the arena for all adapters
+    adapter_expert_bytes: int = 0  # of these, for experts: memory is taken when an adapter of experts is loaded
 
     # batches and cache
     max_num_seqs: int

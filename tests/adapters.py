@@ -15,6 +15,7 @@ from engine.messages import SamplingParams
 from tests.workers.checkpoints import write_safetensors
 from tests.workers.serving import ServedSequence, Serving
 from workers.engine.runner import ModelRunner
+from workers.weights.reader import plain
 from workers.weights.safetensors import SafetensorsFile
 
 GREEDY = SamplingParams(temperature=0.0, num_logprobs=5, num_prompt_logprobs=3)
@@ -65,13 +66,24 @@ def merge(directory: Path, model: Path, adapter: Path, scale: float = 2.0) -> Pa
     stored = SafetensorsFile(model / "model.safetensors").tensors
     parts = SafetensorsFile(adapter / "adapter_model.safetensors").tensors
     merged = {}
+
+    def added(module: str) -> np.ndarray | float:
+        key = f"base_model.model.{module}"
+        if f"{key}.lora_A.weight" not in parts:
+            return 0.0
+        a, b = (parts[f"{key}.lora_{part}.weight"].read().astype(np.float64) for part in "AB")
+        return scale * (b @ a)
+
     for name, tensor in stored.items():
-        values = tensor.read()
-        key = f"base_model.model.{name.removesuffix('.weight')}"
-        if f"{key}.lora_A.weight" in parts:
-            a, b = (parts[f"{key}.lora_{part}.weight"].read().astype(np.float64) for part in "AB")
-            values = (values + scale * (b @ a)).astype(np.float32)
-        merged[name] = np.array(values)
+        values, module = tensor.read().astype(np.float64), plain(name).removesuffix(".weight")
+        if module.endswith((".experts.gate_up_proj", ".experts.down_proj")):  # gpt-oss: [experts, in, out]
+            prefix = module.rpartition(".")[0]
+            for expert, own in enumerate(values.swapaxes(1, 2)):
+                for row, part in enumerate(("gate_proj", "up_proj") if "gate_up" in module else ("down_proj",)):
+                    own[row :: 2 if "gate_up" in module else 1] += added(f"{prefix}.{expert}.{part}")
+        else:
+            values += added(module)
+        merged[name] = values.astype(np.float32)
     write_safetensors(directory / "model.safetensors", merged)
     return directory
 

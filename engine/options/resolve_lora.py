@@ -44,9 +44,16 @@ def resolve_lora(options: OptionValues, model: ModelConfig, device: str, names: 
     max_rank = values["max_lora_rank"]
     layout = AdapterLayout.of(model, num_slots, max_rank)
     available = available_memory_bytes()
-    if layout.num_bytes > available:
+    num_bytes = layout.num_bytes - layout.expert_bytes
+    if num_bytes > available:
         raise OptionError(
-            f"--enable-lora: {num_slots} adapters of rank {max_rank} need {size_text(layout.num_bytes)}, but only "
+            f"--enable-lora: {num_slots} adapters of rank {max_rank} need {size_text(num_bytes)}, but only "
             f"{size_text(available)} are available; lower --max-loras or --max-lora-rank"
         )
-    return {"max_loras": num_slots, "max_lora_rank": max_rank, "lora_modules": modules, "adapter_bytes": layout.num_bytes}
+    return {
+        "max_loras": num_slots,
+        "max_lora_rank": max_rank,
+        "lora_modules": modules,
+        "adapter_bytes": layout.num_bytes,
+        "adapter_expert_bytes": layout.expert_bytes,
+    }

@@ -81,7 +81,7 @@ def memory_needs(config: EngineConfig, model: ModelConfig, weights_bytes: int) -
         step=step * config.num_ranks if on_host else 0,
         processes=_processes_bytes(config, names),
         media=sum(media.slab_bytes.get(role_of(name), 0) for name in names) + replicas * media.encoder_bytes if media else 0,
-        adapters=config.adapter_bytes,
+        adapters=config.adapter_bytes - config.adapter_expert_bytes,
         ranks=config.comm_bytes * (1 if config.enable_expert_parallel else replicas) if config.num_ranks > 1 else 0,
         drafts=_drafts_bytes(config) * replicas,
     )

@@ -160,7 +160,7 @@ class RunSegments:
         self.rank_groups = [
             RankGroupHeader.begin(comm.buffer, len(ranks)) for comm, ranks in zip(self._comms, self._rank_groups, strict=False)
         ]
-        self._adapters = MemoryFile.create("tokamak-adapters", adapter_bytes) if adapter_bytes else None
+        self._adapters = MemoryFile.create("tokamak-adapters", adapter_bytes, is_sparse=True) if adapter_bytes else None
         self._slabs: dict[str, MemoryFile] = {}  # by producer
         self._encoders: list[MemoryFile] = []  # by replica
         if media is not None:

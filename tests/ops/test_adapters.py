@@ -10,10 +10,12 @@ import pytest
 
 from engine.checkpoint.adapters.layout import AdaptedModule, AdapterLayout, whole_lines
 from ops.modules import Linear
-from ops.table import OpTable
+from ops.table import OpTable, Routing
 from ops.weight_format import WeightFormat
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
+from tests.ops.tables import TABLES, table
+from tests.ops.test_experts import experts_of, weights_of
 from workers.extensions.adapters.arena import AdapterArena
 from workers.extensions.adapters.reader import AdaptedLinear
 
@@ -117,3 +119,77 @@ def test_a_slot_that_is_not_there() -> None:
     slots[3] = len(RANKS)
     with pytest.raises(IndexError, match="adapter slot 4 of 4"):
         Adapted(TABLE)(random(ROWS, INPUTS), slots)
+
+
+EXPERT_RANKS = ((8, 3, 16), (1, 0, 33), (5, 5, 5))  # of gate, up and down of an expert, moved by its number, of each adapter
+
+
+class AdaptedExperts:
+    """Four experts with some adapters, and the linears of each with the same weights and adapters."""
+
+    def __init__(self, k: OpTable, format: WeightFormat, hidden: int, inner: int) -> None:
+        modules, at = [], 0
+        for expert in range(4):
+            for name, inputs, outputs in (("gate", hidden, inner), ("up", hidden, inner), ("down", inner, hidden)):
+                b = at + inputs * whole_lines(MAX_RANK)
+                modules.append(AdaptedModule(f"{expert}.{name}", len(modules), inputs, outputs, at, b))
+                at = b + whole_lines(outputs) * whole_lines(MAX_RANK)
+        layout = AdapterLayout(tuple(modules), len(EXPERT_RANKS), MAX_RANK, at, 0)
+        arena = AdapterArena(memoryview(np.full(layout.num_bytes, 0xFF, np.uint8)), layout)
+        for slot, ranks in enumerate(EXPERT_RANKS):
+            linears = []
+            for index, module in enumerate(modules):
+                if rank := ranks[(index + index // 3) % 3]:
+                    a = random(rank, module.num_inputs, seed=9 * slot + index) / 8
+                    linears.append(AdaptedLinear(module, a, random(module.num_outputs, rank, seed=slot + 50 + index)))
+            arena.write(slot, linears)
+        gate_up = weights_of(4, (2 * inner, hidden), format, 10)
+        down = weights_of(4, (hidden, inner), format, 20)
+        self.module = experts_of(k, gate_up, down, format)
+        self.linears = [
+            (
+                Linear((f"{expert}.gate", f"{expert}.up"), hidden, (inner, inner), format=format),
+                Linear((f"{expert}.down",), inner, (hidden,), format=format),
+            )
+            for expert in range(4)
+        ]
+        for expert, (first, second) in enumerate(self.linears):
+            pack(k, first, weight=gate_up[expert])
+            pack(k, second, weight=down[expert])
+            own_first, own_second = self.module.gate_up[expert], self.module.down[expert]
+            own_first.names, own_first.num_outputs, own_second.names = first.names, first.num_outputs, second.names
+        arena.bind([linear for both in self.linears for linear in both], [self.module])
+        self.k = k
+
+    def experts(self, x: np.ndarray, ids: np.ndarray, row_slots: np.ndarray) -> np.ndarray:
+        routing = Routing(paddle.to_tensor(ids), paddle.ones(ids.shape), paddle.to_tensor(row_slots))
+        return np.array(self.k.experts(paddle.to_tensor(x), routing, self.module, "silu", None).numpy())
+
+    def by_linears(self, x: np.ndarray, expert: int, row_slots: np.ndarray) -> np.ndarray:
+        step = HandMadeStep([(3, 0, len(x))], row_tile=self.k.row_tile, has_adapters=True)
+        step.inputs.set("adapter_slots", row_slots, -1)
+        begun, h = self.k.begin(step.inputs, step.cache(self.k, 1, 8)), paddle.to_tensor(x)
+        first, second = self.linears[expert]
+        gate_up = self.k.adapt(begun, self.k.linear(h, first), h, first)
+        activated = self.k.activate_and_multiply(gate_up, "silu")
+        return np.array(self.k.adapt(begun, self.k.linear(activated, second), activated, second).numpy())
+
+
+@pytest.mark.parametrize("format", [WeightFormat("float32"), WeightFormat("int8")], ids=lambda format: format.kind)
+@pytest.mark.parametrize("name", [each for each in TABLES if each != "cuda"])  # adapters are for CPUs
+def test_expert_equals_its_adapted_linears(name: str, format: WeightFormat) -> None:
+    """Bit for bit, in any batch; a row without an adapter, or an expert, has the bits that it has without adapters."""
+    with table(name) as k:
+        adapted, x = AdaptedExperts(k, format, 36, 21), random(ROWS, 36, seed=2)
+        ids = np.random.default_rng(1).integers(-1, 4, (ROWS, 1)).astype(np.int32)
+        slots = np.random.default_rng(5).integers(-1, len(EXPERT_RANKS), ROWS).astype(np.int32)
+        found = adapted.experts(x, ids, slots)
+        for expert in range(4):
+            rows = ids[:, 0] == expert
+            np.testing.assert_array_equal(found[rows], adapted.by_linears(x, expert, slots)[rows])
+        chosen = np.random.default_rng(3).permutation(ROWS)[:16]
+        np.testing.assert_array_equal(adapted.experts(x[chosen], ids[chosen], slots[chosen]), found[chosen])
+        adapted.module.adapters = None
+        plain = adapted.experts(x, ids, slots)
+        np.testing.assert_array_equal(plain[slots < 0], found[slots < 0])
+        assert (plain != found)[(slots >= 0) & (ids[:, 0] >= 0)].any(axis=1).all()

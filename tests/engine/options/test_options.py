@@ -92,6 +92,7 @@ def test_every_engine_option_is_on_the_command_line() -> None:
     """Everything in EngineConfig that is not derived can be set, and every option ends up there."""
     worked_out = {
         "adapter_bytes",
+        "adapter_expert_bytes",
         "calibration_digest",
         "comm_bytes",
         "device_arena_library",

@@ -239,6 +239,8 @@ def test_ranks_and_adapters_need_memory_of_their_own() -> None:
     assert memory_needs(config, model, MIB).ranks == config.comm_bytes > 0
     config = configured(str(MODEL), "--enable-lora")[1]
     assert memory_needs(config, ModelConfig.read(MODEL), MIB).adapters == config.adapter_bytes > 0
+    config = configured(str(GOLDEN / "qwen3_moe"), "--enable-lora")[1]  # experts take memory when they are loaded
+    assert 0 < memory_needs(config, model, MIB).adapters < config.adapter_expert_bytes < config.adapter_bytes
 
 
 def test_indexes_of_drafts_need_memory() -> None:

@@ -25,8 +25,8 @@ def share_experts(
 
     With an `arena` all ranks are one replica; otherwise each is a replica with sequences of its own, and the first begins late.
     All run each step of the clock, with rows or without. Experts move before every step, from one of `placements` to the next.
-    The options `sequences` and `kind` are as in `serve` and `make_runner`; `loads_again` is the rank that reloads alone after
-    a replayed step.
+    The options `sequences`, `adapters` and `kind` are as in `serve` and `make_runner`; `loads_again` is the rank that reloads
+    alone after a replayed step.
     """
     options = dict(options)
     given, loads_again = sequences(*options.pop("sequences", ())), options.pop("loads_again", -1)
@@ -43,7 +43,9 @@ def share_experts(
         "max_model_len": 512,
         **options,
     }
-    of_config = {name: value for name, value in settings.items() if name != "kind"}
+    for slot, sequence in enumerate(given):
+        sequence.adapter_slot = slot % (1 + len(options.get("adapters", ()))) - 1
+    of_config = {name: value for name, value in settings.items() if name not in ("kind", "adapters")}
     config = engine_config(model="", run_id="", run_dir="", max_num_seqs=32, **of_config)
     experts = ExpertRank(whole, config, ModelConfig.read(path))
     clock = RankGroupClock(whole)

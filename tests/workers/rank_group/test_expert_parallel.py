@@ -14,6 +14,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.parallel.placement import LayerPlacement, linear, round_robin
 from shm.rank_group import RankGroupHeader
 from shm.segment import MemoryFile
+from tests.adapters import write_adapter
 from tests.configurations import engine_config
 from tests.paths import GOLDEN
 from tests.workers.checkpoints import write_checkpoint
@@ -66,8 +67,11 @@ def placements_of(path: Path, num_ranks: int, num_redundant: int) -> list[LayerP
 @pytest.mark.parametrize("name", ["qwen3_moe", "ernie4_5_moe", "ernie4_5_vl_moe"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_replicas_sharing_experts_equal_one_rank(name: str, precision: str, tmp_path: Path) -> None:
-    """Each has its own sequences; three experts have two copies, and all move before every step."""
+    """Each has its own sequences; three experts have two copies, and all move before every step. In some
+    precisions with an adapter."""
     path, options = GOLDEN / name, PRECISIONS[precision] | {"weight_cache_dir": str(tmp_path)}
+    if precision in ("float32", "int4"):
+        options["adapters"] = [write_adapter(tmp_path / "adapter", path, size=0.02)]
     expected = serve(path, options)
     found = answers_of(2, path, placements_of(path, 2, 3), options, is_one=False)
     assert found == [expected[0::2], expected[1::2]]
@@ -75,7 +79,10 @@ def test_replicas_sharing_experts_equal_one_rank(name: str, precision: str, tmp_
 
 @pytest.mark.parametrize("precision", ["float32", "int4", "captured"])
 def test_tensor_ranks_sharing_experts_equal_one_rank(precision: str, tmp_path: Path) -> None:
+    """With adapters of experts in the captured case."""
     path, options = GOLDEN / "qwen3_moe", PRECISIONS[precision] | {"weight_cache_dir": str(tmp_path)}
+    if precision == "captured":
+        options["adapters"] = [write_adapter(tmp_path / "adapter", path, size=0.02)]
     expected = serve(path, options)
     assert answers_of(2, path, placements_of(path, 2, 1), options, is_one=True) == [expected] * 2
 

@@ -12,6 +12,7 @@ import pytest
 
 from engine.supervisor.port import reserve_port
 from shm.segment import MemoryFile
+from tests.adapters import write_adapter
 from tests.waiting import WATCHDOG_S
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.rank_group.expert_serving import share_experts
@@ -65,8 +66,10 @@ def test_two_ranks_agree_with_transformers(options: dict[str, Any]) -> None:
 def test_expert_parallel_ranks_equal_one_rank(
     options: dict[str, Any], tmp_path: Path, is_one_replica: bool, config: dict[str, Any]
 ) -> None:
-    """Two replicas, and one is idle at first and at last, or the two ranks of one; experts move before every step."""
+    """Two replicas, and one is idle at first and at last, or the two ranks of one; experts move before every step, and an
+    adapter changes them."""
     write_checkpoint(tmp_path, config)
+    options = {**options, "adapters": [write_adapter(tmp_path / "adapter", tmp_path, size=0.02)]}
     alone = serve(tmp_path, options)
     placements = [((0, 1, 2, 3), (4, 5, 6)), ((4, 6, 2), (0, 1, 3, 5, 2))]
     arena = MemoryFile.create("tokamak-test-arena", ARENA_BYTES)

@@ -4,7 +4,7 @@ python -m tests.workers.variants.check_features [--family NAME ...] [--feature N
 
 A small checkpoint with random weights of each family is served: with an adapter on every linear that one may change, beside
 merged weights; from quantized files, beside the numbers that they represent; on two ranks with an adapter, and with experts on
-two ranks that move before every step, beside one rank; with drafts of its MTP layers, beside none;
+two ranks that move before every step, also with an adapter, beside one rank; with drafts of its MTP layers, beside none;
 by an engine of two ranks, with an answer that is one of two choices.
 """
 
@@ -126,13 +126,15 @@ def ranks(config: dict[str, Any], folder: Path) -> None:
 
 
 def experts(config: dict[str, Any], folder: Path) -> None:
-    model = write_checkpoint(folder, config)
+    model = write_checkpoint(folder / "model", config)
     if model.experts is None:
         raise Nothing
-    expected, placements = serve(folder, {}), placements_of(folder, 2, 1 if model.experts.num_experts % 2 else 2)
-    found = answers_of(2, folder, placements, {"weight_cache_dir": str(folder)}, is_one=True)
+    path, options = folder / "model", {"adapters": [random_adapter(folder, model, folder / "model")]}
+    expected, placements = serve(path, options), placements_of(path, 2, 1 if model.experts.num_experts % 2 else 2)
+    options["weight_cache_dir"] = str(folder)
+    found = answers_of(2, path, placements, options, is_one=True)
     assert found == [expected] * 2, "answers differ from those of one rank"
-    found = answers_of(2, folder, placements, {"weight_cache_dir": str(folder)}, is_one=False)
+    found = answers_of(2, path, placements, options, is_one=False)
     assert found == [expected[0::2], expected[1::2]], "answers of replicas differ from those of one rank"
 
 

@@ -6,6 +6,7 @@ restarted ones find what one rank wrote.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ class AdapterArena:
 
     def __init__(self, memory: memoryview, layout: AdapterLayout) -> None:
         self.layout = layout
+        self._memory = memory
         words = np.frombuffer(memory, np.uint8, layout.num_bytes)
         count = layout.num_slots * len(layout.modules)
         self.ranks = words[: 4 * count].view(np.int32).reshape(layout.num_slots, -1)
@@ -70,6 +72,16 @@ class AdapterArena:
             assert adapters.of("gate_up", expert).parts == own_gate_up, f"{mixture.name}: expert {expert} is elsewhere"
             assert adapters.of("down", expert).parts == own_down, f"{mixture.name}: expert {expert} is elsewhere"
         return adapters
+
+    def release(self, slot: int) -> None:
+        """Free the memory of the experts of a slot that no row uses; it then has no adapter."""
+        self.ranks[slot] = 0
+        layout, mapping = self.layout, self._memory.obj
+        begin = layout.table_bytes + 4 * (slot * layout.slot_floats + layout.dense_floats)
+        end = layout.table_bytes + 4 * (slot + 1) * layout.slot_floats
+        begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        if isinstance(mapping, mmap.mmap) and begin < end:
+            mapping.madvise(mmap.MADV_REMOVE, begin, end - begin)
 
     def write(self, slot: int, linears: Iterable[AdaptedLinear]) -> str:
         """Write an adapter into a slot that no row uses; return a digest of its numbers, in hexadecimal, which does not depend

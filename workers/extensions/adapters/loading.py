@@ -8,10 +8,22 @@ from pathlib import Path
 
 from engine.errors import CheckpointError
 from engine.messages import LoadAdapter, Reply
+from shm.memory import available_memory_bytes
+from shm.sizes import size_text
 from workers.extensions.adapters.arena import AdapterArena
 from workers.extensions.adapters.reader import AdapterFiles
 
 _LOG = logging.getLogger(__name__)
+
+
+def require_memory(files: AdapterFiles, available_bytes: int) -> None:
+    """Raise CheckpointError if experts of an adapter need more memory. That of other linears is taken at the start."""
+    num_bytes = files.num_expert_bytes()
+    if num_bytes > available_bytes:
+        raise CheckpointError(
+            f"{files.directory}: its experts need {size_text(num_bytes)} of memory, {size_text(available_bytes)} available; "
+            "unload another adapter of experts, use one of a lower rank, or merge it into the model (merge_and_unload of PEFT)"
+        )
 
 
 class AdapterLoader:
@@ -49,6 +61,8 @@ class _Load:
         slot that was not loaded completely."""
         try:
             files = AdapterFiles(Path(self._adapter.path), self._arena.layout)
+            self._arena.release(self._adapter.slot)
+            require_memory(files, available_memory_bytes())
             contents = self._arena.write(self._adapter.slot, files.linears())
         except CheckpointError as error:
             self.reply = Reply(self._command_id, 400, str(error))

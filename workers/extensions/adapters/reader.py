@@ -70,7 +70,7 @@ class AdapterFiles:
     """The adapter in `directory`, checked except for its numbers. Raises CheckpointError."""
 
     def __init__(self, directory: Path, layout: AdapterLayout) -> None:
-        self._directory, self._layout = directory, layout
+        self.directory, self._layout = directory, layout
         if not directory.is_dir():
             raise CheckpointError(f"{directory} is not a directory; expected one with {CONFIG_NAME} and {TENSORS_NAME}")
         self._config = AdapterConfig.read(directory)
@@ -139,7 +139,7 @@ class AdapterFiles:
                 if num_read < status.st_size or (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
                     raise CheckpointError(f"{self._path} changed while it was read; load it again when it is complete")
         except OSError as error:
-            others = sorted(path.name for path in self._directory.glob("adapter_model.*") if path != self._path)[:1]
+            others = sorted(path.name for path in self.directory.glob("adapter_model.*") if path != self._path)[:1]
             remedy = f"only {others[0]} exists; save the adapter as safetensors" if others else "check the path"
             raise CheckpointError(f"{self._path} cannot be read ({error.strerror}); {remedy}") from None
         if int.from_bytes(data[:8], "little") > self._most_header_bytes:
@@ -198,8 +198,9 @@ class AdapterFiles:
         for parameter in sorted(self._config.parameters):
             if not any(f".{name}".endswith(f".{parameter}") for name in found):
                 raise CheckpointError(
-                    f"{self._config.path}: target_parameters: {parameter} is no linear or experts with tensors in {TENSORS_NAME}; "
-                    "other parameters cannot be adapted: merge the adapter into the model (merge_and_unload of PEFT)"
+                    f"{self._config.path}: target_parameters: {parameter} is no linear or experts with tensors in "
+                    f"{TENSORS_NAME}; other parameters cannot be adapted: merge the adapter into the model "
+                    "(merge_and_unload of PEFT)"
                 )
 
     def _find_stacks(self, pairs: Mapping[str, tuple[str, dict[str, StoredTensor]]]) -> None:

@@ -163,7 +163,7 @@ A, B = (f"base_model.model.{FIRST}.lora_{part}.weight" for part in "AB")
         ),
         (
             {"base_model.model.model.layers.0.mlp.experts.3.up_proj.lora_A.weight": np.ones((8, 4))},
-            "experts.3.up_proj.lora_A.weight belongs to experts, which cannot be adapted; merge the adapter into the model",
+            "experts.3.up_proj.lora_A.weight matches no linear of the model's experts; merge the adapter into the model",
         ),
         ({"base_model.model.lm_head.lora_A.weight": np.ones((8, 4))}, "belongs to the embedding or the head"),
         ({"base_model.model.model.embed_tokens.lora_embedding_A": np.ones((8, 4))}, "adapts an embedding"),
@@ -284,13 +284,15 @@ def test_missing_or_irregular_files_are_refused(tmp_path: Path) -> None:
     assert "bytes, the limit for rank 16 is" in refused(adapter)
 
 
-def test_expert_models_take_adapters_for_attention(tmp_path: Path) -> None:
+def test_layouts_of_models_with_experts() -> None:
     layout = AdapterLayout.of(ModelConfig.read(GOLDEN / "qwen3_moe"), 1, 16)
     names = {module.name.split(".", 3)[3] for module in layout.modules}
-    assert names == {f"self_attn.{each}_proj" for each in "qkvo"}
+    experts = {f"mlp.experts.{index}.{each}_proj" for index in range(8) for each in ("gate", "up", "down")}
+    assert names == {*(f"self_attn.{each}_proj" for each in "qkvo"), "mlp.gate", *experts}
     layout = AdapterLayout.of(ModelConfig.read(GOLDEN / "deepseek_v3"), 1, 16)
-    names = {module.name.split(".", 3)[3] for module in layout.modules}
+    names = {module.name.split(".", 3)[3] for module in layout.modules if ".experts." not in module.name}
     assert names == {
         *(f"self_attn.{each}" for each in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")),
         *(f"mlp.{prefix}{each}_proj" for prefix in ("", "shared_experts.") for each in ("gate", "up", "down")),
+        "mlp.gate",
     }
