@@ -42,6 +42,7 @@ class AccessDescription(ctypes.Structure):
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
     "cuDriverGetVersion": (POINTER(c_int),),
+    "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetName": (c_char_p, c_int, c_int),
     "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
@@ -98,11 +99,10 @@ class CardInfo(msgspec.Struct, frozen=True):
     driver_version: int  # the newest CUDA that the driver supports: 1000 * major + 10 * minor
 
 
-class CudaDriver:
-    """The driver `library` with card `card` of this process. Failed calls raise `error`, with the call and the driver's name of
-    the error."""
+class DriverLibrary:
+    """The driver `library`, without a card. Failed calls raise `error`, with the call and the driver's name of the error."""
 
-    def __init__(self, library: str, card: int, error: Callable[[str], Exception]) -> None:
+    def __init__(self, library: str, error: Callable[[str], Exception]) -> None:
         self._error = error
         try:
             self.library = ctypes.CDLL(library)
@@ -112,11 +112,10 @@ class CudaDriver:
             if (function := getattr(self.library, name, None)) is not None:  # an old driver lacks some
                 function.argtypes = arguments
         self.call("cuInit", 0)
-        device, context = c_int(), c_void_p()
-        self.call("cuDeviceGet", byref(device), card)
-        self.call("cuDevicePrimaryCtxRetain", byref(context), device)  # frameworks use this context, too
-        self.call("cuCtxSetCurrent", context)
-        self.device = device.value
+
+    def cards(self) -> list[CardInfo]:
+        """Return the cards that this process may use, without creating a context, which takes memory of a card."""
+        return [self.info_of(self.made("cuDeviceGet", card)) for card in range(self.made("cuDeviceGetCount"))]
 
     def call(self, name: str, *arguments: Any) -> None:
         function = getattr(self.library, name, None)
@@ -137,6 +136,31 @@ class CudaDriver:
         self.call(name, byref(made), *arguments)
         return int(made.value or 0)
 
+    def info_of(self, device: int) -> CardInfo:
+        text = ctypes.create_string_buffer(128)
+        self.call("cuDeviceGetName", text, len(text), device)
+        major, minor, count = (
+            self.made("cuDeviceGetAttribute", attribute, device)
+            for attribute in (CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS)
+        )
+        num_bytes, version = self.made("cuDeviceTotalMem_v2", device), self.made("cuDriverGetVersion")
+        return CardInfo(text.value.decode(), (major, minor), count, num_bytes, version)
+
+
+class CudaDriver(DriverLibrary):
+    """The driver `library` with card `card` of this process."""
+
+    def __init__(self, library: str, card: int, error: Callable[[str], Exception]) -> None:
+        super().__init__(library, error)
+        device, context = c_int(), c_void_p()
+        self.call("cuDeviceGet", byref(device), card)
+        self.call("cuDevicePrimaryCtxRetain", byref(context), device)  # frameworks use this context, too
+        self.call("cuCtxSetCurrent", context)
+        self.device = device.value
+
+    def info(self) -> CardInfo:
+        return self.info_of(self.device)
+
     def function(self, code: bytes, entry: str) -> int:
         """Load a compiled kernel (cubin or PTX) and return its function."""
         return self.made("cuModuleGetFunction", self.made("cuModuleLoadData", code), entry.encode())
@@ -148,13 +172,3 @@ class CudaDriver:
     def address_of(self, name: str) -> int:
         """Return the address of a call, for native code."""
         return int(ctypes.cast(getattr(self.library, name), c_void_p).value or 0)
-
-    def info(self) -> CardInfo:
-        text = ctypes.create_string_buffer(128)
-        self.call("cuDeviceGetName", text, len(text), self.device)
-        major, minor, count = (
-            self.made("cuDeviceGetAttribute", attribute, self.device)
-            for attribute in (CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS)
-        )
-        num_bytes, version = self.made("cuDeviceTotalMem_v2", self.device), self.made("cuDriverGetVersion")
-        return CardInfo(text.value.decode(), (major, minor), count, num_bytes, version)

@@ -33,6 +33,7 @@ from engine.options.resolve_captures import resolve_captures
 from engine.options.resolve_device import (
     ARENA_LIBRARIES,
     AskPaddle,
+    InstalledPaddle,
     installed_paddle,
     resolve_device,
     resolve_ops,
@@ -167,7 +168,12 @@ def _resolved(
     model = record.config
     num_ranks = resolve_ranks(options, model)
     ask = functools.cache(ask_paddle)
-    device = resolve_device(values["device"], values["ops"], num_ranks, ask)
+    try:
+        device = resolve_device(values["device"], values["ops"], num_ranks, ask)
+    except OptionError as error:
+        if values["device"] != "gpu" or not (shortage := _shortage(values, record, model_path, ask())):
+            raise
+        raise OptionError(f"{error}. {shortage}") from error
     ops = resolve_ops(values["ops"], device, allows_variant=values["allow_variant_ops"])
     dtype = resolve_dtype(values["dtype"], ops, processor_flags() if flags is None else flags, values["cpu_kernels"])
     parts = _Parts(model_path, record, pooling, device, ops, dtype, num_ranks, ask, choose_kernels)
@@ -176,6 +182,16 @@ def _resolved(
         with contextlib.suppress(TooLargeError):
             return _configured(options, quantization, parts, checks_memory=True), record
     return _configured(options, last, parts, checks_memory=values["check_memory"]), record
+
+
+def _shortage(values: dict[str, Any], record: ModelRecord, path: Path, found: InstalledPaddle) -> str:
+    """Return what memory the GPUs lack for weights, a step and a small cache, of an engine that lacks other things as well."""
+    from engine.options.resolve_card import card_shortage  # needed only with a device
+
+    model = record.config
+    spec = KVCacheSpec.of(model, values["block_size"], "float32")
+    limit = min(values["max_model_len"] or model.max_position_embeddings, model.max_position_embeddings)
+    return card_shortage(found.memory.get("gpu", 0), values, model, StoredWeights.read(path).num_values, limit, spec)
 
 
 class _Parts(msgspec.Struct, frozen=True):
@@ -214,18 +230,22 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
         groups = tuple(KvGroup(0, group.num_tables) for group in groups)
     plan = resolve_plan(values["plan"], ops, device)
     captures = resolve_captures(options, plan)
-    card_bytes = 0 if device == "cpu" or is_cache_asked(values) else parts.ask_paddle().memory.get(device, 0)
+    card_bytes = 0 if device == "cpu" else parts.ask_paddle().memory.get(device, 0)
+    is_card_filled = card_bytes > 0 and not is_cache_asked(values)
+    if not is_card_filled:
+        longest_blocks = _blocks_for(values, groups, limit)
+        num_kv_blocks = _num_kv_blocks(values, longest_blocks, kv_cache.bytes_per_block)
     if card_bytes:
-        from engine.options.resolve_card import card_blocks, card_needs  # needed only with a device
+        from engine.options.resolve_card import card_blocks, card_needs, check_card  # needed only with a device
 
         largest = captures["max_cudagraph_capture_size"]
         num_values = StoredWeights.read(model_path).num_values
         needs = card_needs(model, num_values, values, limit, largest, kv_cache.num_tables)
-        num_kv_blocks = card_blocks(card_bytes, values["gpu_memory_utilization"], needs, kv_cache.bytes_per_block)
-    else:
-        longest_blocks = _blocks_for(values, groups, limit)
-        num_kv_blocks = _num_kv_blocks(values, longest_blocks, kv_cache.bytes_per_block)
-    note_idle(options, model, device, is_cache_asked=is_cache_asked(values), is_card_known=card_bytes > 0)
+        if is_card_filled:
+            num_kv_blocks = card_blocks(card_bytes, values["gpu_memory_utilization"], needs, kv_cache.bytes_per_block)
+        elif checks_memory:
+            check_card(card_bytes, needs, values["tensor_parallel_size"], kv_cache.arena_bytes(num_kv_blocks))
+    note_idle(options, model, device, is_cache_asked=is_cache_asked(values), is_card_known=is_card_filled)
     _check_key_priorities(values["api_key_priority"], values["api_key"])
     _check_draft_budget(values["speculative_config"].max_drafts, values["max_num_batched_tokens"])
     chat_template = _template(values["chat_template"])
@@ -262,7 +282,7 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
         ops=ops,
         plan=plan,
         **captures,
-        is_cache_estimated=card_bytes > 0,
+        is_cache_estimated=is_card_filled,
         cpu_kernels=_kernels(options, ops, kv_cache_dtype, parts.choose_kernels),
         memory_nodes=nodes,
         threads=resolve_threads(options, parts.num_ranks, nodes),
@@ -290,7 +310,7 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
         **{f"{key}_s": values[key] for key in _SECONDS},
         max_step_time_ms=values["max_step_time"],
     )
-    if values["max_model_len"] == 0 and not is_cache_asked(values) and not card_bytes:
+    if values["max_model_len"] == 0 and not is_cache_asked(values) and not is_card_filled:
         num_kv_blocks = _automatic_blocks(values, config, model, kv_cache.bytes_per_block, groups, num_kv_blocks)
     config = msgspec.structs.replace(
         config,

@@ -1,8 +1,8 @@
 """Number of KV blocks that fit a device beside the rest of a rank. Pure.
 
-Used by `resolve.py` if neither a number of blocks nor the cache size is given, and Paddle reports the device memory. This is a
-safe estimate for the reference ops (`ops/paddle/reference/`, everything float32); the worker checks it with the largest step
-when it has loaded the weights.
+Used by `resolve.py` if Paddle or the driver reports the device memory; a requested size is only checked. This is a safe
+estimate for the reference ops (`ops/paddle/reference/`, everything float32); the worker checks it with the largest step when
+it has loaded the weights.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from engine.checkpoint.comm_spec import max_logit_rows, max_rows
+from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import TooLargeError
 from shm.sizes import size_text
@@ -86,6 +87,33 @@ def card_blocks(card_bytes: int, utilization: float, needs: CardNeeds, block_byt
             "--max-num-batched-tokens, --max-num-seqs or --max-model-len, or use a larger GPU"
         )
     return num_blocks
+
+
+def check_card(card_bytes: int, needs: CardNeeds, tensor_ranks: int, cache_bytes: int) -> None:
+    """Raise TooLargeError if a KV cache of the requested size does not fit. `tensor_ranks` share the weights."""
+    needs = msgspec.structs.replace(needs, weights=needs.weights // tensor_ranks)
+    total = needs.total + cache_bytes
+    if total > card_bytes:
+        raise TooLargeError(
+            f"a rank needs {size_text(total)} of GPU memory (KV cache {size_text(cache_bytes)}, {needs.text}), but "
+            f"{size_text(card_bytes)} are there; lower --num-kv-blocks or --kv-cache-memory, --max-num-batched-tokens, "
+            "--max-num-seqs or --max-model-len, or use a larger GPU; --no-check-memory starts it anyway"
+        )
+
+
+def card_shortage(
+    card_bytes: int, values: dict[str, Any], model: ModelConfig, num_weights: int, max_model_len: int, spec: KVCacheSpec
+) -> str:
+    """Return what memory the device lacks; empty if it has enough, or its memory is unknown (0)."""
+    if not card_bytes:
+        return ""
+    known = values if values["quantization"] in _ROUNDED_BYTES else values | {"quantization": "none"}
+    needs = card_needs(model, num_weights, known, max_model_len, 0, spec.num_tables)
+    try:
+        card_blocks(card_bytes, values["gpu_memory_utilization"], needs, spec.bytes_per_block)
+    except TooLargeError as error:
+        return str(error)
+    return ""
 
 
 def _inner(model: ModelConfig) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -25,16 +25,29 @@ WHEELS = {  # Paddle builds for each device, and the channel in Paddle's own ind
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")  # NVIDIA devices on Linux, and on Windows (WSL2)
 ARENA_LIBRARIES = {"gpu": CUDA_DRIVER}  # devices with memory that can survive its process
 _LONGEST_S = 120.0  # seconds that Paddle may take to load
-_QUESTION = """
+LEAST_CAPABILITY = (8, 0)  # of GPUs, for our kernels (`OLDEST` in `ops/cuda/compiler.py`)
+_EMULATED = (0, 0)  # compute capability of the tests' card
+_QUESTION = (
+    f"""
 import json
+from shm.cuda_driver import DriverLibrary
+from shm.errors import SharedMemoryError
+asked, memory = {{"gpus": [], "driver_error": ""}}, {{}}
+try:
+    for card in DriverLibrary({CUDA_DRIVER!r}, SharedMemoryError).cards():
+        asked["gpus"].append([card.name, card.capability])
+        memory["gpu"] = min(memory.get("gpu", card.num_bytes), card.num_bytes)
+except SharedMemoryError as error:
+    asked["driver_error"] = str(error)
+"""
+    + """
 try:
     import paddle
     from paddle.base import core
 except Exception as error:  # a plugin that does not load has several lines, the first with the cause
     text = repr(error) if isinstance(error, ImportError) else str(error).splitlines()[0]
-    print(json.dumps({"version": "", "cards": {}, "error": text}))
+    print(json.dumps({"version": "", "cards": {}, "error": text, "memory": memory, **asked}))
     raise SystemExit
-memory = {}
 cards = {kind: core.get_custom_device_count(kind) for kind in paddle.device.get_all_custom_device_type() or []}
 if paddle.is_compiled_with_cuda():
     cards["gpu"] = paddle.device.cuda.device_count()
@@ -43,8 +56,9 @@ if paddle.is_compiled_with_cuda():
 if paddle.is_compiled_with_xpu():
     cards["xpu"] = paddle.device.xpu.device_count()
     memory["xpu"] = min((paddle.device.xpu.memory_total(card) for card in range(cards["xpu"])), default=0)
-print(json.dumps({"version": paddle.__version__, "cards": cards, "memory": memory}))
+print(json.dumps({"version": paddle.__version__, "cards": cards, "memory": memory, **asked}))
 """
+)
 
 
 class InstalledPaddle(msgspec.Struct, frozen=True):
@@ -53,7 +67,9 @@ class InstalledPaddle(msgspec.Struct, frozen=True):
     version: str  # "": none
     cards: dict[str, int]  # number of devices by name, for devices of this build or of plugins; without the CPU
     error: str = ""  # why it cannot be used
-    memory: dict[str, int] = {}  # bytes of the smallest device of each kind, if Paddle reports them
+    memory: dict[str, int] = {}  # bytes of the smallest device of each kind, if Paddle or the driver reports them
+    gpus: tuple[tuple[str, tuple[int, int]], ...] = ()  # name and compute capability of each, as the driver reports them
+    driver_error: str = ""  # why NVIDIA's driver cannot be used
 
     @property
     def text(self) -> str:
@@ -85,19 +101,43 @@ def resolve_device(asked: str, ops: str, num_ranks: int, ask: AskPaddle) -> str:
         if ops not in ("auto", "native") and not any(has_distribution(name) for name, _ in WHEELS.values()):
             raise OptionError(f"--ops {ops} on --device cpu needs Paddle, which is not installed; {remedy('cpu')}")
         return asked
-    found = ask()
+    missing = list(_missing(asked, ops, num_ranks, ask()))
+    if len(missing) > 1:
+        raise OptionError(f"--device {asked}: {len(missing)} things are missing: {'. '.join(missing)}")
+    if missing:
+        raise OptionError(missing[0])
+    return asked
+
+
+def _missing(asked: str, ops: str, num_ranks: int, found: InstalledPaddle) -> Iterator[str]:
+    """Yield everything that the device lacks, with remedies."""
+    if asked == "gpu":
+        yield from _missing_of_gpus(ops, num_ranks, found)
     if not found.version:
         cause = f" ({found.error})" if found.error else ""
-        raise OptionError(f"--device {asked} needs Paddle, which is not installed or cannot be loaded{cause}; {remedy(asked)}")
-    if asked not in found.cards:
-        raise OptionError(f"--device {asked} is not supported by the installed {found.text}; {remedy(asked)}")
-    if (count := found.cards[asked]) < num_ranks:
-        raise OptionError(
+        yield f"--device {asked} needs Paddle, which is not installed or cannot be loaded{cause}; {remedy(asked)}"
+    elif asked not in found.cards:
+        yield f"--device {asked} is not supported by the installed {found.text}; {remedy(asked)}"
+    elif (count := found.cards[asked]) < num_ranks and not (asked == "gpu" and found.driver_error):
+        yield (
             f"--device {asked}: {num_ranks} ranks (--tensor-parallel-size times --data-parallel-size) need one "
             f"device each, but Paddle {found.version} finds {count}; use at most {max(count, 1)}, or make more "
             "devices visible"
         )
-    return asked
+
+
+def _missing_of_gpus(ops: str, num_ranks: int, found: InstalledPaddle) -> Iterator[str]:
+    if found.driver_error:
+        yield f"--device gpu needs NVIDIA's driver: {found.driver_error}; install it, or use --device cpu"
+    if ops not in ("auto", "cuda"):
+        return  # Paddle's ops may support older cards
+    for number, (name, capability) in enumerate(found.gpus[:num_ranks]):
+        if _EMULATED != capability < LEAST_CAPABILITY:
+            yield (
+                f"GPU {number} ({name}) has compute capability {'.'.join(map(str, capability))}, but at least "
+                f"{'.'.join(map(str, LEAST_CAPABILITY))} is needed; use a newer one (CUDA_VISIBLE_DEVICES chooses), "
+                "--ops fused or --device cpu"
+            )
 
 
 def has_node(nodes: tuple[str, ...] = GPU_NODES) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import OptionError
+from engine.installation import CUDA_DRIVER
 from engine.options.resolve_device import installed_paddle, resolve_device
 from tests.devices import engines
 from tests.devices.board import Board
@@ -144,10 +145,16 @@ def test_encoder_arena_survives_a_device_worker(plugin: Path, board: Board) -> N
         assert seeing.metric("encoder_units_total") == 1
 
 
-def test_failing_plugin_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_and_plugin_are_asked_before_a_start(tmp_path: Path, driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process, which ends, says what cards there are, and why a plugin cannot be loaded."""
     (tmp_path / f"lib{NAME}.so").write_text("no library")
+    (tmp_path / CUDA_DRIVER).symlink_to(driver)
     monkeypatch.setenv("CUSTOM_DEVICE_ROOT", str(tmp_path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("LIBCUDA_CAPABILITY", "7.5")
+    found = installed_paddle()
+    assert (found.gpus, found.memory) == ((("no card at all", (7, 5)),) * 2, {"gpu": 1 << 30})
     library = f"{tmp_path}/lib{NAME}.so"
     says = rf"--device {NAME} needs Paddle, .* Fail to open library: {library}.*; install the plugin of the custom device"
     with pytest.raises(OptionError, match=says):
-        resolve_device(NAME, "reference", 1, installed_paddle)
+        resolve_device(NAME, "reference", 1, lambda: found)

@@ -43,6 +43,13 @@ def test_no_room_is_an_error_with_each_part() -> None:
     )
 
 
+def test_requested_cache_must_fit_the_card() -> None:
+    assert configure("--device", "gpu", "--kv-cache-memory", "1GiB").kv_cache_bytes > 0.9 * GIB
+    with pytest.raises(OptionError, match=r"of GPU memory \(KV cache 4 GiB, weights .*, but 2 GiB are there; lower --num-kv-"):
+        configure("--device", "gpu", "--kv-cache-memory", "4GiB")
+    assert configure("--device", "gpu", "--kv-cache-memory", "4GiB", "--no-check-memory").kv_cache_bytes > 3 * GIB
+
+
 def test_weights_are_counted_in_the_files(tmp_path: Path) -> None:
     assert StoredWeights.read(tmp_path) == StoredWeights()
     stored = sum(path.stat().st_size for path in MODEL.glob("*.safetensors"))

@@ -11,7 +11,8 @@ from engine.config import EngineConfig
 from engine.errors import OptionError
 from engine.options.read import read_options
 from engine.options.resolve import resolve
-from engine.options.resolve_device import InstalledPaddle
+from engine.options.resolve_device import LEAST_CAPABILITY, InstalledPaddle
+from ops.cuda.compiler import OLDEST
 from tools.demo import MODEL, VISION_MODEL
 
 CPU_WHEEL = InstalledPaddle("3.3.1", {})
@@ -67,6 +68,41 @@ def test_unsupported_device_error_has_a_remedy(arguments: list[str], paddle: Ins
     with pytest.raises(OptionError) as error:
         configure(*arguments, paddle=paddle)
     assert said in str(error.value)
+
+
+OLD_CARD = ("Tesla T4", (7, 5))
+
+
+@pytest.mark.parametrize(
+    ("paddle", "arguments", "num_missing"),
+    [
+        (InstalledPaddle("3.3.1", {"gpu": 0}, driver_error="no driver"), (), 1),
+        (InstalledPaddle("", {}, driver_error="cuInit: CUDA_ERROR_NO_DEVICE"), (), 2),
+        (InstalledPaddle("3.3.1", {"gpu": 1}, gpus=(OLD_CARD,)), (), 1),
+        (InstalledPaddle("3.3.1", {"gpu": 2}, gpus=(("A100", (8, 0)), OLD_CARD)), ("-dp", "2"), 1),
+        (InstalledPaddle("3.3.1", {}, memory={"gpu": 8 << 20}, gpus=(OLD_CARD,)), (), 2),
+    ],
+)
+def test_one_message_says_what_a_gpu_lacks(paddle: InstalledPaddle, arguments: tuple[str, ...], num_missing: int) -> None:
+    with pytest.raises(OptionError) as error:
+        resolve(read_options([str(MODEL), "--device", "gpu", *arguments], {}), ask_paddle=lambda: paddle)
+    said = str(error.value)
+    assert said.startswith(f"--device gpu: {num_missing} things are missing: ") == (num_missing > 1)
+    for part, is_said in {
+        f"needs NVIDIA's driver: {paddle.driver_error}; install it": bool(paddle.driver_error),
+        "(Tesla T4) has compute capability 7.5, but at least 8.0 is needed": bool(paddle.gpus),
+        "Paddle, which is not installed": not paddle.version,
+        "is not supported by the installed Paddle": bool(paddle.version) and "gpu" not in paddle.cards,
+        "of 8 MiB GPU memory leaves no room for a KV cache: weights ": bool(paddle.memory),
+    }.items():
+        assert (part in said) == is_said, part
+
+
+def test_cards_that_are_not_used_may_be_old() -> None:
+    cards = InstalledPaddle("3.3.1", {"gpu": 2}, gpus=(("A100", (8, 0)), OLD_CARD))
+    assert configure("--device", "gpu", paddle=cards).device == "gpu"
+    assert configure("--device", "gpu", "-dp", "2", "--ops", "fused", paddle=cards).ops == "fused"
+    assert LEAST_CAPABILITY == OLDEST
 
 
 def test_cudas_kernels_take_rounded_weights_on_several_ranks() -> None:
