@@ -6,6 +6,7 @@ their results are the same bit for bit.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -176,7 +177,18 @@ class Recording:
             assert view.seen is not None
             view.address, view.owner = view.seen.address, view.seen.owner
         ops = [_make(op.make, op.arguments, op.rows) for op in self._ops]
-        return Tape(_cpu.Tape(ops), num_bytes, self._ops, arena)
+        return Tape(_cpu.Tape(ops, self._pairs(lives)), num_bytes, self._ops, arena)
+
+    def _pairs(self, lives: Mapping[int, Sequence[int]]) -> list[int]:
+        """Return the indices of linears with results that only the next op, a gated activation, reads."""
+        return [
+            index
+            for index, (op, following) in enumerate(itertools.pairwise(self._ops))
+            if op.make is _cpu.linear
+            and following.make is _cpu.activate_and_multiply
+            and following.arguments[1] is op.arguments[0]
+            and lives.get(id(op.arguments[0])) == [index, index + 1]
+        ]
 
     def _write_where_gathered(self, lives: Mapping[int, Sequence[int]]) -> None:
         """Redirect ops that write columns for the next gather directly into its buffer, so that nothing is copied. That half of

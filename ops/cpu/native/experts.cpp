@@ -194,7 +194,7 @@ private:
         cut.rows = rows;
         cut.prepared_bytes = divide_up(rows * kernels_.prepared_bytes(shape), LINE) * LINE;
         cut.tiles = divide_up(rows, kernels_.tile_rows);
-        cut.row_parts = divide_up(cut.tiles * kernels_.tile_rows, MAX_TASK_ROWS);
+        cut.row_parts = divide_up(cut.tiles * kernels_.tile_rows, kernels_.task_rows);
         cut.parts = divide_up((rows + READING) * threads * TASKS_PER_THREAD, cost_ * cut.row_parts);
         cut.parts = std::max(cut.parts, divide_up(rows * shape.inputs * num_panels_ * PANEL, cut.row_parts * MANY_PRODUCTS));
         return cut;

@@ -21,7 +21,7 @@ constexpr i64 LINE =
     64;  // bytes of a panel's weights for one input (float32), two (bfloat16), four (int8) or eight (int4, float4)
 constexpr i64 KEY_PANEL = 16;                               // slots side by side in the KV cache
 constexpr i64 LEAST_FOLDED_GROUP = 32, FOLDED_BLOCK = 128;  // inputs of a multiplier, and of an integer sum
-constexpr i64 MAX_TASK_ROWS = 192;  // rows of one call of `linear`: a block of their inputs stays in the L2 cache
+constexpr i64 MAX_TASK_ROWS = 192;  // rows of one call of most linears: a block of their inputs stays in the L2 cache
 constexpr i64 KEY_SPLIT = 64;       // keys of a split, counted from position 0; as in ops/table.py
 
 enum class Activation : i32 { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2, TANH, SIGMOID, COUNT };
@@ -59,6 +59,8 @@ struct Scales {
     }
 };
 
+using Activating = void (*)(float *y, const float *x, const Gate &gate, i64 width, i64 begin, i64 end);
+
 struct LinearShape {
     float *y;                        // [rows, outputs]
     const float *x;                  // [rows, inputs]
@@ -74,8 +76,12 @@ struct LinearShape {
     // Of experts: the row of x for each row; null: the rows of x in order
     const i32 *row_ids = nullptr;
     void *quantized = nullptr;  // all rows of x as returned by `quantize`; null: `prepare` reads x
+    // If given, outputs are gate | up of whole panels, y is [rows, outputs / 2] of `activate`, and panels are those of the gate
+    const Gate *gate = nullptr;
+    Activating activate = nullptr;
 
     i64 x_row(i64 row) const { return row_ids == nullptr ? row : row_ids[row]; }
+    i64 y_width() const { return gate == nullptr ? outputs : outputs / 2; }
 };
 
 // y = x W + b for one kind of weights. Integers represent scale * (q - zero) - offset: the zero of stored int4 is 8 without
@@ -92,6 +98,8 @@ struct LinearKernels {
     // For integer activations: the work of `prepare` that ops on the same row share. Bytes of a row; null: there is none
     i64 (*quantized_bytes)(const LinearShape &shape) = nullptr;
     void (*quantize)(const LinearShape &shape, i64 row_begin, i64 row_end) = nullptr;  // rows of x
+    i64 task_rows = MAX_TASK_ROWS;                                                     // rows of one call of `linear`, at most
+    bool has_gate = false;  // `linear` can activate its results; it reads x only in `prepare`
 };
 
 // Outputs [first, first + outputs) of a linear that adapters may change, with computed panels [panel_begin, panel_end); its
@@ -298,7 +306,7 @@ struct Kernels {
                  const float *next_outputs, i64 count, i64 stride, i64 dim);
     void (*finish)(float *y, const float *output, float sum, i64 head_dim);
     // x [rows, 2 * width] if gated, or [rows, width] -> columns [begin, end) of one row
-    void (*activate)(float *y, const float *x, const Gate &gate, i64 width, i64 begin, i64 end);
+    Activating activate;
     // logits of one row's experts -> their softmax, or the sigmoid of each
     void (*score)(float *scores, const float *logits, bool is_softmax, i64 count);
     // y = the sum of `count` results in order, each times its weight, and then `shared` if there is one

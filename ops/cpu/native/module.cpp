@@ -839,7 +839,7 @@ NB_MODULE(_cpu, module) {
     bind_drafts(module);
     bind_layer_drafts(module);
     nb::class_<Tape>(module, "Tape")
-        .def(nb::init<std::vector<Op>>())
+        .def(nb::init<std::vector<Op>, const std::vector<i64> &>())
         .def("replay", &Tape::replay, nb::call_guard<nb::gil_scoped_release>())
         .def("replay_range", &Tape::replay_range, nb::call_guard<nb::gil_scoped_release>())
         .def("replay_timed", &Tape::replay_timed, nb::call_guard<nb::gil_scoped_release>())

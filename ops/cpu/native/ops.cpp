@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -121,7 +122,7 @@ void run_op(Engine &engine, const LinearOp &op) {
     const LinearKernels &kernels = engine.kernels().linears[static_cast<int>(op.kind)];
     const LinearShape shape = prepared(engine, op, kernels, rows);
     const int threads = engine.pool().num_threads();
-    const i64 products = rows * shape.inputs * panels * PANEL;
+    const i64 products = rows * shape.inputs * panels * PANEL * (shape.gate == nullptr ? 1 : 2);
     const i64 small =
         shape.inputs * panels * PANEL <= FEW_WEIGHTS ? Pool::WAKING * SMALL_PRODUCT : engine.pool().small(SMALL_PRODUCT);
     const i64 most_products = threads == 1 ? MANY_PRODUCTS : small;  // too few for tasks
@@ -129,8 +130,8 @@ void run_op(Engine &engine, const LinearOp &op) {
         for_panels(op, panel_begin, panel_end,
                    [&](i64 begin, i64 end) { kernels.linear(shape, row_begin, row_end, begin, end); });
     };
-    if (rows <= MAX_TASK_ROWS && products <= most_products) return run(0, rows, 0, panels);
-    const i64 tiles = divide_up(rows, kernels.tile_rows), row_parts = divide_up(tiles * kernels.tile_rows, MAX_TASK_ROWS);
+    if (rows <= kernels.task_rows && products <= most_products) return run(0, rows, 0, panels);
+    const i64 tiles = divide_up(rows, kernels.tile_rows), row_parts = divide_up(tiles * kernels.tile_rows, kernels.task_rows);
     const i64 for_threads = divide_up(threads * TASKS_PER_THREAD, row_parts);
     const i64 least = std::max(for_threads, divide_up(products / row_parts, MANY_PRODUCTS));
     const PanelSplit split = split_panels(panels, row_parts, least, threads);
@@ -406,6 +407,52 @@ void *Memory::get(i64 num_bytes) {
     return reinterpret_cast<void *>((address + alignment - 1) / alignment * alignment);
 }
 
+namespace {
+
+// The panels of the gate, if gate | up are whole panels and `activate` reads exactly those that the linear computes.
+std::optional<PanelRange> gate_panels(const LinearOp &linear, const Activate &activate) {
+    const i64 panels = activate.width / PANEL;
+    if (!activate.gate.is_gated || activate.x != linear.shape.y || activate.width % PANEL != 0 ||
+        linear.shape.outputs != 2 * activate.width || activate.begin % PANEL != 0 || activate.end % PANEL != 0)
+        return std::nullopt;
+    const PanelRange gate{activate.begin / PANEL, activate.end / PANEL};
+    i64 next = gate.begin;  // in order, the gate's panels and then the others
+    for (const PanelRange &range : linear.panels) {
+        if (range.begin != next && !(next == gate.end && range.begin == gate.begin + panels)) return std::nullopt;
+        next = range.end;
+    }
+    return next == gate.end + panels ? std::optional(gate) : std::nullopt;
+}
+
+}  // namespace
+
+Tape::Tape(std::vector<Op> ops, const std::vector<i64> &pairs) : ops_(std::move(ops)), times_ns_(ops_.size()) {
+    for (const i64 index : pairs) {
+        const auto *linear = std::get_if<LinearOp>(&ops_.at(index));
+        const auto *activate = std::get_if<Activate>(&ops_.at(index + 1));
+        if (linear == nullptr || activate == nullptr) throw std::invalid_argument("tape: no pair at " + std::to_string(index));
+        const std::optional<PanelRange> gate = gate_panels(*linear, *activate);
+        if (!gate) continue;
+        GatedLinear &gated = gated_[index] = {*linear, activate->gate};
+        gated.linear.shape.y = activate->y;
+        gated.linear.panels = {*gate};
+    }
+}
+
+i64 Tape::run_at(Engine &engine, i64 index, i64 end) {
+    const auto found = index + 1 < end ? gated_.find(index) : gated_.end();
+    if (found == gated_.end() || !engine.kernels().linears[static_cast<int>(found->second.linear.kind)].has_gate) {
+        run(engine, ops_[index]);
+        return index + 1;
+    }
+    LinearOp &linear = found->second.linear;
+    linear.shape.gate = &found->second.gate;
+    linear.shape.activate = engine.kernels().activate;
+    run_op(engine, linear);
+    beat();
+    return index + 2;
+}
+
 void run(Engine &engine, const Op &op) {
     std::visit([&](const auto &typed) { run_op(engine, typed); }, op);
     beat();
@@ -415,15 +462,17 @@ void Tape::replay() { replay_range(0, static_cast<i64>(ops_.size())); }
 
 void Tape::replay_range(i64 begin, i64 end) {
     Engine &engine = Engine::get();
-    for (i64 index = begin; index < end; ++index) run(engine, ops_[index]);
+    for (i64 index = begin; index < end;) index = run_at(engine, index, end);
 }
 
 void Tape::replay_timed() {
     Engine &engine = Engine::get();
     i64 last = monotonic_ns();
-    for (std::size_t index = 0; index < ops_.size(); ++index) {
-        run(engine, ops_[index]);
+    const i64 end = static_cast<i64>(ops_.size());
+    for (i64 index = 0, next; index < end; index = next) {
+        next = run_at(engine, index, end);
         const i64 now = monotonic_ns();
+        std::fill(times_ns_.begin() + index, times_ns_.begin() + next, 0);
         times_ns_[index] = now - last;
         last = now;
     }

@@ -2,6 +2,7 @@
 // writes, fixed at its creation; its number of rows may be read from memory at each run. `run` runs one; a tape is a list.
 #pragma once
 
+#include <map>
 #include <variant>
 #include <vector>
 
@@ -367,16 +368,24 @@ CacheLayout make_slot_layout(KvType type, i64 block_size, i64 dim);  // one head
 
 class Tape {
 public:
-    explicit Tape(std::vector<Op> ops) : ops_(std::move(ops)), times_ns_(ops_.size()) {}
+    // `pairs`: indices of linears with results that only the next op, an activation, reads. Where a kernel can, both are one
+    // op, which leaves those results unwritten; its bits are the same.
+    Tape(std::vector<Op> ops, const std::vector<i64> &pairs);
     void replay();
     void replay_range(i64 begin, i64 end);  // of the ops
-    void replay_timed();                    // and measures the time of each op
+    void replay_timed();                    // and measures the time of each op; that of a pair counts for the first
     // Divides each op for so many threads, but runs it on the caller only; its last job is the work outside tasks.
     std::vector<Jobs> replay_alone(int num_threads);
     const std::vector<i64> &times_ns() const { return times_ns_; }
 
 private:
+    struct GatedLinear {
+        LinearOp linear;
+        Gate gate;
+    };
+    i64 run_at(Engine &engine, i64 index, i64 end);  // returns the index of the next op
     std::vector<Op> ops_;
+    std::map<i64, GatedLinear> gated_;  // by the index of the linear
     std::vector<i64> times_ns_;
 };
 

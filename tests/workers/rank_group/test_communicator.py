@@ -116,7 +116,8 @@ def on_a_tape(communicator: Communicator) -> Any:
             _cpu.collective(to, of, rank_group.comm.address, kind, 4 * width, 0, 0, 0, counter, 8),
             _cpu.collective(address_of(swapped), of, rank_group.comm.address, *numbers),
             _cpu.gather(address_of(whole), of, rank_group.comm.address, 2 * width, width, me * width, 0, width, counter, 8),
-        ]
+        ],
+        [],
     )
     tape.replay()
     before = communicator.native.num_calls
