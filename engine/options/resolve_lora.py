@@ -28,7 +28,9 @@ def resolve_lora(options: OptionValues, model: ModelConfig, device: str, names: 
     if trouble:
         raise OptionError(f"--enable-lora: {model.architecture} models do not support adapters, {trouble}; remove it")
     if device != "cpu":
-        raise OptionError(f"--enable-lora: adapters are supported only on the CPU, but the device is {device}; remove it")
+        raise OptionError(
+            f"--enable-lora: adapters are supported only on the CPU, but the device is {device}; remove it, or use --device cpu"
+        )
     taken = list(names)
     for module in modules:
         if module.name in taken:

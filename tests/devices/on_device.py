@@ -77,13 +77,16 @@ def tokens_of_rows(path: str, plan: str) -> list[int]:
     return serving.num_tokens_of_rows
 
 
-def answers_after_loading_again(model: str) -> list[Answers]:
-    """Return answers before and after weights are cleared and loaded."""
+def answers_after_loading_again(model: str, board: Board) -> tuple[list[Answers], float]:
+    """Return answers before and after weights are cleared and loaded, and how many times as much memory the device has given
+    meanwhile as there is in tensors."""
     runner = runner_of(model, "captured")
     found = [answers(runner)]
     runner.clear()
+    counts = board.counts()
+    ratio = (counts["allocated_bytes"] - counts["freed_bytes"]) / runner.device.memory_bytes()
     runner.load(runner.config.model, 2, lambda num_done, num_bytes: None)
-    return [*found, answers(runner)]
+    return [*found, answers(runner)], ratio
 
 
 def golden_tokens(model: str) -> list[list[int]]:

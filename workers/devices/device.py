@@ -84,6 +84,9 @@ class Device(Protocol):
     def memory_bytes(self) -> int:
         """Return the device memory of this rank's tensors; 0 if it is the host's, or not counted."""
 
+    def release_unused(self) -> None:
+        """Return memory that no tensor uses to the device's driver, for other processes."""
+
     def threads_of(self, num_ranks: int) -> AbstractContextManager[None]:
         """Use the threads of `num_ranks` ranks, on any core, within the context: while one of them packs, the others wait."""
 
@@ -146,6 +149,9 @@ class HostDevice:
 
     def memory_bytes(self) -> int:
         return 0
+
+    def release_unused(self) -> None:
+        """Do nothing: arrays are the host's."""
 
     @contextlib.contextmanager
     def threads_of(self, num_ranks: int) -> Iterator[None]:

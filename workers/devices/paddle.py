@@ -32,6 +32,7 @@ from workers.devices.persistent_kv_arena import ON_GPU, ON_HOST, PersistentKvAre
 from workers.rank_group.rendezvous import Rendezvous
 
 _LEAST_LANDING = 1 << 10  # minimum size, so that small fetches, which grow with the batch, share one buffer
+_RELEASES = {"gpu": "cuda_empty_cache", "xpu": "xpu_empty_cache"}  # Paddle's function by device, if not a custom one
 _UNABLE = (RuntimeError, ValueError, TypeError, OSError)  # Paddle's errors for unsupported operations
 
 
@@ -61,7 +62,7 @@ class PaddleDevice:
             counts["gpu"] = paddle.device.cuda.device_count()
         if paddle.is_compiled_with_xpu():
             counts["xpu"] = paddle.device.xpu.device_count()
-        self._is_host, self._lasting = name == "cpu", lasting
+        self._kind, self._is_host, self._lasting = name, name == "cpu", lasting
         # else Paddle silently runs unsupported ops on the CPU, and tensors written in place would move
         paddle.set_flags({"FLAGS_enable_api_kernel_fallback": self._is_host})
         if not self._is_host and counts.get(name, 0) <= rank:
@@ -178,6 +179,10 @@ class PaddleDevice:
             return int(core.device_memory_stat_current_value("Allocated", self._card))
         except _UNABLE:
             return 0
+
+    def release_unused(self) -> None:
+        if not self._is_host:
+            getattr(core, _RELEASES.get(self._kind, "device_empty_cache"))()
 
     def threads_of(self, num_ranks: int) -> AbstractContextManager[None]:
         """Do nothing: Paddle has its own threads."""

@@ -86,6 +86,7 @@ class ModelRunner:
         self.weights, self._ended = LoadedWeights(), None
         for extension in self.extensions:
             extension.on_unload()
+        self.device.release_unused()
 
     # --------------------------------------------------------------------------------------------------------- steps
 

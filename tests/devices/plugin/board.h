@@ -28,7 +28,7 @@ constexpr int MOST = 64, NUM_DEVICES = 4;
     X(copies_within) X(stream_waits) X(event_waits) X(device_waits) \
     X(waits_ahead)     /* of waits for events: there was more for the device to do behind what was waited for */ \
     X(launches)        /* kernels, copies and graphs that the host gave */ \
-    X(allocations) X(allocated_bytes) X(kernels) X(captures) X(replays) X(collectives) \
+    X(allocations) X(allocated_bytes) X(freed_bytes) X(kernels) X(captures) X(replays) X(collectives) \
     X(busy_ns) X(first_ns) X(last_ns) /* work of kernels and copies: all of it, when the first began, when the last ended */
 // clang-format on
 

@@ -65,6 +65,7 @@ void Memory::free(void *address) {
     const size_t begin = static_cast<char *>(address) - guarded_;
     memset(own_ + begin, 0xff, used_.at(begin));
     num_used_ -= used_.at(begin);
+    count(device_, Counter::freed_bytes, used_.at(begin));
     used_.erase(begin);
 }
 

@@ -56,6 +56,10 @@ def configure(*arguments: str, paddle: InstalledPaddle = WITH_CARDS, model: Path
             WITH_CARDS,
             "3 ranks (--tensor-parallel-size times --data-parallel-size) need one device each",
         ),
+        *(
+            (["--device", device, "--enable-lora"], WITH_CARDS, f"but the device is {device}; remove it, or use --device cpu")
+            for device in ("gpu", "xpu", "npu")
+        ),
         (["--device", "gpu", "--quantization", "wint8"], WITH_CARDS, "--quantization wint8 needs native ops"),
         (
             ["--device", "gpu", "--kv-cache-dtype", "int8"],
