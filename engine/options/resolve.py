@@ -33,7 +33,6 @@ from engine.options.resolve_captures import resolve_captures
 from engine.options.resolve_device import (
     ARENA_LIBRARIES,
     AskPaddle,
-    InstalledPaddle,
     installed_paddle,
     resolve_device,
     resolve_ops,
@@ -171,7 +170,8 @@ def _resolved(
     try:
         device = resolve_device(values["device"], values["ops"], num_ranks, ask)
     except OptionError as error:
-        if values["device"] != "gpu" or not (shortage := _shortage(values, record, model_path, ask())):
+        card_bytes = ask().memory.get(values["device"], 0) if values["device"] in ARENA_LIBRARIES else 0
+        if not (shortage := _shortage(values, record, model_path, card_bytes)):
             raise
         raise OptionError(f"{error}. {shortage}") from error
     ops = resolve_ops(values["ops"], device, allows_variant=values["allow_variant_ops"])
@@ -184,14 +184,14 @@ def _resolved(
     return _configured(options, last, parts, checks_memory=values["check_memory"]), record
 
 
-def _shortage(values: dict[str, Any], record: ModelRecord, path: Path, found: InstalledPaddle) -> str:
-    """Return what memory the GPUs lack for weights, a step and a small cache, of an engine that lacks other things as well."""
+def _shortage(values: dict[str, Any], record: ModelRecord, path: Path, card_bytes: int) -> str:
+    """Return what memory a device lacks for weights, a step and a small cache; empty: nothing, or it is not known."""
     from engine.options.resolve_card import card_shortage  # needed only with a device
 
     model = record.config
     spec = KVCacheSpec.of(model, values["block_size"], "float32")
     limit = min(values["max_model_len"] or model.max_position_embeddings, model.max_position_embeddings)
-    return card_shortage(found.memory.get("gpu", 0), values, model, StoredWeights.read(path).num_values, limit, spec)
+    return card_shortage(card_bytes, values, model, StoredWeights.read(path).num_values, limit, spec)
 
 
 class _Parts(msgspec.Struct, frozen=True):
