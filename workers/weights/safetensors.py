@@ -40,6 +40,7 @@ _DTYPES: dict[str, np.dtype] = {
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),
     "F8_E4M3": np.dtype("u1"),
+    "F8_E5M2": np.dtype("u1"),
     "F8_E8M0": np.dtype("u1"),
 }
 FLOATS = ("F32", "F16", "F64", "BF16", "U16")

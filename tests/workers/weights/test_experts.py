@@ -322,6 +322,7 @@ def test_stacked_experts_of_8_bit_floats_are_read(
         ("torchao int8", "", "int8 0"),
         ("torchao int4", "", "int4 64"),
         ("torchao float8", "", "8-bit floats"),
+        ("torchao mxfp4", "", "float4 32"),
     ],
 )
 def test_stacked_quantized_experts_are_kept(name: str, prefix: str, kept: str, tmp_path: Path) -> None:

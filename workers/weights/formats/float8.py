@@ -1,5 +1,5 @@
-"""The 8-bit float e4m3fn (Micikevicius et al. 2022): a sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinities, and NaN
-if all other bits are set. Pure numpy."""
+"""8-bit floats (Micikevicius et al. 2022). e4m3fn: a sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinities, and NaN
+if all other bits are set. e5m2: the upper byte of a half. Pure numpy."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def e4m3(codes: np.ndarray) -> np.ndarray:
     """Return the float32 values of the codes (uint8)."""
     values: np.ndarray = _E4M3[codes]
     return values
+
+
+def e5m2(codes: np.ndarray) -> np.ndarray:
+    """Return the float32 values of the codes (uint8)."""
+    return (codes.astype(np.uint16) << 8).view(np.float16).astype(np.float32)

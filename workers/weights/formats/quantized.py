@@ -59,7 +59,8 @@ _OTHERS = (
 _OWN: dict[Storage, tuple[str, ...]] = {  # in place of _OTHERS
     "torchao": (
         *("_weight_scale", "_weight_zero_point", "_weight_act_pre_scale"),
-        *("_weight_act_quant_scale", "_weight_act_quant_zero_point"),  # of activations
+        "_weight_per_tensor_scale",
+        *("_weight_act_quant_scale", "_weight_act_quant_zero_point", "_weight_act_per_tensor_scale"),  # of activations
     ),
     "hqq": (
         *("scale", "zero", "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float"),

@@ -24,7 +24,7 @@ from workers.weights.safetensors import StoredTensor
 _NAMES = {
     "packed": re.compile(r"(?P<prefix>.+\.experts)\.(?P<part>gate_up_proj|down_proj)_(?P<suffix>packed|scale|zero_point)"),
     "torchao": re.compile(
-        r"(?P<prefix>.+\.experts)\._(?P<part>gate_up_proj|down_proj)_(?P<suffix>qdata|scale|zero_point|act_pre_scale)"
+        r"(?P<prefix>.+\.experts)\._(?P<part>gate_up_proj|down_proj)_(?P<suffix>qdata|scale|zero_point|act_pre_scale|per_tensor_scale)"
     ),
 }
 _PREFIXES = {"packed": "weight_", "torchao": "_weight_"}

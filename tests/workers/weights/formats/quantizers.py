@@ -453,6 +453,34 @@ def torchao(kind: str, bits: int, group_size: int, is_symmetric: bool = True) ->
     return Format(quantize, {"quant_method": "torchao", "quant_type": config})
 
 
+def torchao_blocks(kind: str, *, is_swizzled: bool) -> Format:
+    """MXTensor or NVFP4Tensor of 4 bits."""
+    base = float4("mxfp4" if kind == "MXTensor" else "modelopt")
+
+    def quantize(weight: np.ndarray) -> Quantized:
+        found = base.quantize(weight)
+        scales = found.stored["weight_scale"]
+        attributes: dict[str, Any] = {"block_size": weight.shape[1] // scales.shape[1], "is_swizzled_scales": is_swizzled}
+        stored = {"_weight_scale": swizzled(scales) if is_swizzled else scales}
+        if kind == "MXTensor":
+            attributes["elem_dtype"] = {"_type": "torch.dtype", "_data": "float4_e2m1fn_x2"}
+            stored["_weight_qdata"] = found.stored["weight_packed"]
+        else:
+            stored["_weight_qdata"] = found.stored["weight"]
+            stored["_weight_per_tensor_scale"] = found.stored["weight_scale_2"]
+        return Quantized(stored, found.weight, json.dumps({"_type": kind, "_data": attributes}))
+
+    return Format(quantize, {"quant_method": "torchao", "quant_type": {"default": {"_type": "MXFPInferenceConfig"}}})
+
+
+def swizzled(scales: np.ndarray) -> np.ndarray:
+    """Return scales [rows, columns] in tiles of 128 rows and 4 columns, as cuBLAS reads them."""
+    rows, columns = np.indices(scales.shape)
+    tiles = np.zeros((-(-scales.shape[0] // 128), -(-scales.shape[1] // 4), 32, 4, 4), scales.dtype)
+    tiles[rows // 128, columns // 4, rows % 32, rows % 128 // 32, columns % 4] = scales
+    return tiles.reshape(32 * tiles.shape[0], 16 * tiles.shape[1])
+
+
 def hqq(bits: int, group_size: int, axis: int = 1) -> Format:
     """Values in groups, which are rows or columns; a word has values that are a fixed number of rows apart."""
     packing = {8: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8"}[bits]
@@ -532,6 +560,8 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "torchao int4": lambda: torchao("Int4Tensor", 4, 64, is_symmetric=False),
     "torchao int4, unpacked": lambda: torchao("IntxUnpackedToInt8Tensor", 4, 32),
     "torchao float8": lambda: torchao("Float8Tensor", 8, -1),
+    "torchao mxfp4": lambda: torchao_blocks("MXTensor", is_swizzled=True),
+    "torchao nvfp4": lambda: torchao_blocks("NVFP4Tensor", is_swizzled=False),
     "hqq 8": lambda: hqq(8, 64),
     "hqq 4": lambda: hqq(4, 64),
     "hqq 3": lambda: hqq(3, 32),

@@ -48,6 +48,8 @@ KEPT = {
     "torchao int8, groups": "int8 32 offsets",
     "torchao int4": "int4 64 offsets",
     "torchao int4, unpacked": "int4 32",
+    "torchao mxfp4": "float4 32",
+    "torchao nvfp4": "float4 16",
     "hqq 8": "int8 64 offsets",
     "hqq 4": "int4 64 offsets",
     "hqq 3": "int4 32 offsets",

@@ -35,6 +35,7 @@ from tests.workers.weights.formats.quantizers import (
     llm_int8,
     pack_quantized,
     torchao,
+    torchao_blocks,
     write_quantized_demo,
     write_tensors,
 )
@@ -70,8 +71,10 @@ def test_invalid_scales_are_refused(name: str, tmp_path: Path) -> None:
         for suffix, values in found.stored.items():
             if values.dtype.kind == "f" and ("scale" in suffix or suffix.endswith(("absmax", "SCB"))):
                 values.flat[-1] = np.nan
-            elif (name == "mxfp4" or "exponents" in name or "e8m0" in name) and suffix.startswith("weight_scale"):
-                values.view(np.uint8).flat[-1] = 255
+            elif ("mxfp4" in name or "exponents" in name or "e8m0" in name) and suffix.removeprefix("_").startswith(
+                "weight_scale"
+            ):
+                values.view(np.uint8)[-32:] = 255  # the last row of a tile may be padding
         return found
 
     write_quantized_demo(tmp_path, replace(format, quantize=quantize))
@@ -136,7 +139,7 @@ def test_quantized_checkpoint_equals_float_weights(format: Format, tmp_path: Pat
 # ----------------------------------------------------------------------------------------------------------- refused
 
 NF4, NF4_STATE = blocks_of_4_bits("nf4", is_nested=True), "weight.quant_state.bitsandbytes__nf4"
-AO, HQQ = torchao("Int8Tensor", 8, -1), hqq(4, 64)
+AO, MX, HQQ = torchao("Int8Tensor", 8, -1), torchao_blocks("MXTensor", is_swizzled=True), hqq(4, 64)
 AWQ, GPTQ, PACKED, FP8 = awq(32), gptq(4, 32), pack_quantized(4, 32), fp8_blocks()
 
 
@@ -251,10 +254,33 @@ def _described(format: Format, text: str) -> Format:
             r"has shape \[0, 1\] and blocks of 64; expected positive sizes",
         ),
         (_described(AO, ""), "the file's metadata does not describe its weight; save the model again with transformers"),
-        (_described(AO, '{"_type": "NVFP4Tensor", "_data": {}}'), "NVFP4Tensor is not supported, .*supported are Int8Tensor"),
+        (
+            _described(AO, '{"_type": "Int4PreshuffledTensor", "_data": {}}'),
+            "Int4PreshuffledTensor is not supported, .*supported are Int8Tensor",
+        ),
+        (
+            _described(MX, '{"_type": "MXTensor", "_data": {"elem_dtype": "fp6_e2m3"}}'),
+            "elem_dtype 'fp6_e2m3' of MXTensor is not supported; supported are float4_e2m1fn_x2, float8_e4m3fn",
+        ),
+        (
+            _described(MX, '{"_type": "MXTensor", "_data": {"elem_dtype": "float4_e2m1fn_x2", "block_size": 3}}'),
+            "block_size 3 should be an even number",
+        ),
+        (
+            _described(MX, '{"_type": "MXTensor", "_data": {"elem_dtype": "float4_e2m1fn_x2", "block_size": 96}}'),
+            "inputs are not whole blocks of 96",
+        ),
+        (
+            _stored_with(lambda stored: stored.update(_weight_scale=stored["_weight_scale"][1:]), MX),
+            r"_weight_scale has shape \[31, \d+\], expected \[32, \d+\]",
+        ),
+        (
+            _described(AO, '{"_type": "Int8Tensor", "_data": {"block_size": [1, 0]}}'),
+            r"block_size \[1, 0\] should be positive integers",
+        ),
         (
             _stored_with(lambda stored: stored.update(_weight_scale=stored["_weight_scale"][1:]), AO),
-            r"_weight_scale has shape \[127, 1\], which does not fit a weight \[128, \d+\]",
+            r"_weight_scale has \[127, 1\] scales, expected \[128, 1\] for block_size \[1, \d+\] of a weight",
         ),
         (_stored_with(lambda stored: stored.pop("packing"), HQQ), "packing is missing"),
         (_stored_with(lambda stored: stored.update(axis=np.array(2, np.int32)), HQQ), "axis 2 and shape .* are not supported"),
