@@ -267,8 +267,8 @@ def _described(format: Format, text: str) -> Format:
             "block_size 3 should be an even number",
         ),
         (
-            _described(MX, '{"_type": "MXTensor", "_data": {"elem_dtype": "float4_e2m1fn_x2", "block_size": 96}}'),
-            "inputs are not whole blocks of 96",
+            _described(MX, '{"_type": "MXTensor", "_data": {"elem_dtype": "float4_e2m1fn_x2", "block_size": 10}}'),
+            "inputs are not whole blocks of 10",
         ),
         (
             _stored_with(lambda stored: stored.update(_weight_scale=stored["_weight_scale"][1:]), MX),
