@@ -24,6 +24,7 @@ from engine.checkpoint.hubs.hub import OTHER_FORMATS, one_line
 from engine.errors import CheckpointError
 
 _TIMEOUT_S = 60.0  # of a connection and between two parts of an answer, where the client sets none
+_MAX_ANSWER_BYTES = 128 << 20  # of everything but files, such as the list of a repository
 _NAMING_HEADERS = ("etag", "x-linked-etag", "x-repo-commit")  # their values become names of files in the cache
 
 
@@ -48,7 +49,7 @@ _announced: dict[str, int] = {}  # sizes of files, by URL
 
 
 def _limit_size(response: httpx2.Response) -> None:
-    """Note the size of a file that a HEAD announces, and end a download that exceeds it."""
+    """Note the size of a file that a HEAD announces, and end a download that exceeds it, or any other long answer."""
     place, request = str(response.url), response.request
     target = str(response.url.join(response.headers["location"])) if "location" in response.headers else place
     if request.method == "HEAD":
@@ -57,22 +58,27 @@ def _limit_size(response: httpx2.Response) -> None:
             _announced[target] = int(size)
     elif place in _announced and target != place:
         _announced[target] = _announced[place]
-    elif place in _announced and response.is_success and isinstance(response.stream, httpx2.SyncByteStream):
-        response.stream = _LimitedStream(response.stream, _announced[place], response.url.host)
+    elif response.is_success and isinstance(response.stream, httpx2.SyncByteStream):
+        limit, which = _MAX_ANSWER_BYTES, "that are the limit of an answer"
+        if place in _announced:
+            limit, which = _announced[place], "that it announced"
+        response.stream = _LimitedStream(
+            response.stream, limit, f"{response.url.host} sends more than the {limit} bytes {which}"
+        )
 
 
 class _LimitedStream(httpx2.SyncByteStream):
     """Body of a response, up to a limit."""
 
-    def __init__(self, stream: httpx2.SyncByteStream, limit: int, host: str) -> None:
-        self._stream, self._limit, self._host = stream, limit, host
+    def __init__(self, stream: httpx2.SyncByteStream, limit: int, trouble: str) -> None:
+        self._stream, self._limit, self._trouble = stream, limit, trouble
 
     def __iter__(self) -> Iterator[bytes]:
         num_bytes = 0
         for part in self._stream:
             num_bytes += len(part)
             if num_bytes > self._limit:
-                raise ValueError(f"{self._host} sends more than the {self._limit} bytes that it announced")
+                raise ValueError(self._trouble)
             yield part
 
     def close(self) -> None:
@@ -82,7 +88,7 @@ class _LimitedStream(httpx2.SyncByteStream):
 def _make_client() -> httpx2.Client:
     client = default_client_factory()
     hooks = client.event_hooks
-    on_response = [*hooks["response"], _check_names, _limit_size]
+    on_response = [*hooks["response"], _limit_size, _check_names]
     client.event_hooks = {"request": [*hooks["request"], _limit_wait], "response": on_response}
     return client
 

@@ -20,6 +20,24 @@ except ImportError as error:
     ) from error
 
 
+class _SizeLimit:
+    """Ends the download of a file that is larger than the hub's list says. The client itself takes any number of bytes for a
+    file without a size."""
+
+    def __init__(self, name: str, num_announced: int) -> None:
+        self._name, self._num_announced, self._num_bytes = name, num_announced, 0
+
+    def update(self, num_more: int) -> None:
+        self._num_bytes += num_more
+        if self._num_bytes > self._num_announced:
+            raise errors.FileIntegrityError(
+                f"{self._name} is larger than the {self._num_announced} bytes that the hub announced"
+            )
+
+    def end(self) -> None:
+        """Do nothing: called by the client after the last part."""
+
+
 class ModelScope:
     """The hub as the environment says."""
 
@@ -45,7 +63,12 @@ class ModelScope:
         with self._explained(repository, revision):
             try:
                 found = self._api.download_repo(
-                    repository, "model", revision=revision or None, allow_patterns=patterns, ignore_patterns=ignored
+                    repository,
+                    "model",
+                    revision=revision or None,
+                    allow_patterns=patterns,
+                    ignore_patterns=ignored,
+                    progress_callbacks=[_SizeLimit],
                 )
             except errors.NetworkError:
                 found = self._cached(repository, revision)

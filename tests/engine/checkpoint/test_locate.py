@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from engine.checkpoint.hubs import huggingface
 from engine.checkpoint.hubs.huggingface import HuggingFace
 from engine.checkpoint.locate import resolve_model, resolve_tokenizer
 from engine.errors import CheckpointError
@@ -99,10 +100,11 @@ class EndlessHub(Hub):
     num_sent = 0
 
     def do_GET(self) -> None:
-        if self.command == "HEAD" or "resolve" not in self.path:
+        if not self.is_endless():
             super().do_GET()
             return
         self.send_response(200)
+        self.send_header("Content-Type", "application/json")
         self.end_headers()
         with contextlib.suppress(OSError):
             while EndlessHub.num_sent < 256 << 20:
@@ -110,11 +112,15 @@ class EndlessHub(Hub):
 
     do_HEAD = do_GET
 
+    def is_endless(self) -> bool:
+        return self.command != "HEAD" and "resolve" in self.path
+
 
 class ModelScopeHub(BaseHTTPRequestHandler):
     """ModelScope as its client sees it, with one repository."""
 
     requested: list[str] = []
+    has_sizes = True
 
     def do_GET(self) -> None:
         self.requested.append(self.path)
@@ -127,6 +133,8 @@ class ModelScopeHub(BaseHTTPRequestHandler):
                 {"Path": name, "Name": name, "Size": len(data), "Type": "blob", "Sha256": sha256(data).hexdigest()}
                 for name, data in FILES.items()
             ]
+            if not self.has_sizes:
+                entries = [{"Path": entry["Path"], "Name": entry["Name"], "Type": "blob"} for entry in entries]
             self._answer(200, json.dumps({"Code": 200, "Success": True, "Data": {"Files": entries}}).encode())
         else:
             self._answer(200, FILES[query["FilePath"]])
@@ -288,6 +296,20 @@ def test_more_bytes_than_announced_are_refused(tmp_path: Path, monkeypatch: pyte
     assert EndlessHub.num_sent < 128 << 20
 
 
+def test_endless_answer_of_a_hub_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what is no file of a model."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface, "_MAX_ANSWER_BYTES", 4 << 20)
+    monkeypatch.setattr(EndlessHub, "num_sent", 0)
+    monkeypatch.setattr(EndlessHub, "is_endless", lambda self: True)
+    with (
+        serving(EndlessHub) as url,
+        pytest.raises(CheckpointError, match=r"127\.0\.0\.1 sends more than the 4194304 bytes that are the limit"),
+    ):
+        resolve_model("owner/tiny", HuggingFace(url))
+    assert EndlessHub.num_sent < 128 << 20
+
+
 def test_gguf_file_is_chosen_by_quantization(hub: HuggingFace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     write_gguf(tmp_path / "demo.gguf", DEMO, as_type("F32"), **original_metadata(DEMO))
@@ -338,6 +360,13 @@ def test_modelscope(modelscope: dict[str, str]) -> None:
         resolve_model("owner/other", "modelscope")
     with pytest.raises(CheckpointError, match=r"neither a directory nor a repository at revision 'v3' on ModelScope"):
         resolve_model("owner/tiny@v3", "modelscope")
+
+
+def test_modelscope_files_without_a_size_are_refused(modelscope: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client would take any number of bytes."""
+    monkeypatch.setattr(ModelScopeHub, "has_sizes", False)
+    with pytest.raises(CheckpointError, match=r"is larger than the 0 bytes that the hub announced"):
+        resolve_model("owner/tiny", "modelscope")
 
 
 def test_pull_prints_the_directory(modelscope: dict[str, str], tmp_path: Path) -> None:
