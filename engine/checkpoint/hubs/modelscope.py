@@ -12,7 +12,7 @@ from engine.errors import CheckpointError, MissingExtraError
 from engine.installation import DISTRIBUTION
 
 try:
-    from modelscope_hub import HubApi, errors
+    from modelscope_hub import HubApi, ProgressCallback, errors
     from modelscope_hub.config import HubConfig
 except ImportError as error:
     raise MissingExtraError(
@@ -20,22 +20,20 @@ except ImportError as error:
     ) from error
 
 
-class _SizeLimit:
+class _SizeLimit(ProgressCallback):
     """Ends the download of a file that is larger than the hub's list says. The client itself takes any number of bytes for a
     file without a size."""
 
     def __init__(self, name: str, num_announced: int) -> None:
-        self._name, self._num_announced, self._num_bytes = name, num_announced, 0
+        super().__init__(name, num_announced)
+        self._num_bytes = 0
 
-    def update(self, num_more: int) -> None:
-        self._num_bytes += num_more
-        if self._num_bytes > self._num_announced:
-            raise errors.FileIntegrityError(
-                f"{self._name} is larger than the {self._num_announced} bytes that the hub announced"
+    def update(self, size: int) -> None:
+        self._num_bytes += size
+        if self._num_bytes > self.file_size:
+            raise errors.FileSizeMismatchError(
+                f"{self.filename} is larger than the {self.file_size} bytes that the hub announced"
             )
-
-    def end(self) -> None:
-        """Do nothing: called by the client after the last part."""
 
 
 class ModelScope:

@@ -298,6 +298,8 @@ def test_more_bytes_than_announced_are_refused(tmp_path: Path, monkeypatch: pyte
 
 def test_endless_answer_of_a_hub_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what is no file of a model."""
+    from huggingface_hub import constants
+
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(huggingface, "_MAX_ANSWER_BYTES", 4 << 20)
     monkeypatch.setattr(EndlessHub, "num_sent", 0)
