@@ -30,6 +30,7 @@ class WeightFormat(msgspec.Struct, frozen=True):
 
 
 DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice the value of each code
+LARGEST = {"int8": 128, "int4": 16, "float4": 12}  # at most the absolute value of an integer by kind
 FLOAT32 = WeightFormat("float32")
 BFLOAT16 = WeightFormat("bfloat16")
 

@@ -31,7 +31,7 @@ from engine.checkpoint.gguf.parts import GgufModel
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
 from ops.modules import Linear
-from ops.weight_format import QuantizedWeight, WeightFormat, float32
+from ops.weight_format import LARGEST, QuantizedWeight, WeightFormat, float32
 from shm.blake2 import blake2b
 from workers.weights.checksums import Checksums
 from workers.weights.declaration import Weights, stored_inputs
@@ -166,6 +166,9 @@ class Checkpoint:
         """Read integers in a format that represents the result of `kept` exactly."""
         weight = self._parts[name].tensor.read_integers(format)
         self._checked(weight.scales, f"the scales of {name}")
+        with np.errstate(over="ignore"):
+            products = weight.scales * np.float32(LARGEST[weight.format.kind])
+        self._checked(products, f"the largest products of {name}")
         if weight.offsets is not None:
             self._checked(weight.offsets, f"the zero points of {name}")
         return weight

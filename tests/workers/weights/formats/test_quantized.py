@@ -82,6 +82,26 @@ def test_invalid_scales_are_refused(name: str, tmp_path: Path) -> None:
         make_runner(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["mxfp4", "torchao int8", "nvfp4"])
+def test_too_large_scales_are_refused(name: str, tmp_path: Path) -> None:
+    """Scales that are finite but have products that are not, or a common scale that makes every weight 0."""
+    format = FORMATS[name]()
+
+    def quantize(weight: np.ndarray) -> Quantized:
+        found = format.quantize(weight)
+        if name == "mxfp4":
+            found.stored["weight_scale"].view(np.uint8).flat[0] = 254
+        elif name == "nvfp4":
+            found.stored["weight_global_scale"][:] = np.inf
+        else:
+            found.stored["_weight_scale"].flat[0] = 3e38
+        return found
+
+    write_quantized_demo(tmp_path, replace(format, quantize=quantize))
+    with pytest.raises(CheckpointError, match=r"are NaN or infinite|weight_global_scale is inf"):
+        make_runner(tmp_path)
+
+
 def test_older_gptq_config_is_read(tmp_path: Path) -> None:
     """A separate file, without the method's name."""
     expected = write_quantized_demo(tmp_path, gptq(4, 64))
