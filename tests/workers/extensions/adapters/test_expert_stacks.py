@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 from engine.checkpoint.adapters.layout import AdapterLayout
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
+from shm.segment import MemoryFile
 from tests.adapters import write_adapter
 from tests.paths import GOLDEN
 from tests.workers.checkpoints import write_config, write_safetensors
 from tests.workers.test_golden import SINKS
 from tests.workers.test_variants import VARIANTS
+from workers.extensions.adapters.arena import AdapterArena
 from workers.extensions.adapters.loading import require_memory
 from workers.extensions.adapters.reader import AdaptedLinear, AdapterFiles
 from workers.weights.safetensors import SafetensorsFile
@@ -165,3 +168,20 @@ def test_experts_need_memory_when_they_are_loaded(tmp_path: Path) -> None:
     require_memory(experts, experts.num_expert_bytes())
     with pytest.raises(CheckpointError, match=r"its experts need .* of memory, .* available; unload another adapter"):
         require_memory(experts, experts.num_expert_bytes() - 1)
+
+
+def test_memory_of_experts_is_freed(tmp_path: Path) -> None:
+    """Before the slot gets another adapter; the other slot keeps its numbers."""
+    layout = AdapterLayout.of(ModelConfig.read(MODEL), 2, 64)
+    files = AdapterFiles(write_adapter(tmp_path, MODEL, rank=64, targets=LINEARS), layout)
+    memory = MemoryFile.create("tokamak-test-adapters", layout.num_bytes, is_sparse=True)
+    arena = AdapterArena(memory.buffer, layout)
+    sizes = [os.fstat(memory.fd).st_blocks]
+    for slot in (0, 1):
+        arena.write(slot, files.linears())
+        sizes.append(os.fstat(memory.fd).st_blocks)
+    kept = arena.slots[1].copy()
+    arena.release(0)
+    assert sizes[0] < os.fstat(memory.fd).st_blocks < sizes[2] - (sizes[1] - sizes[0]) // 2
+    assert arena.ranks[1].any() > arena.ranks[0].any()
+    np.testing.assert_array_equal(arena.slots[1], kept)
