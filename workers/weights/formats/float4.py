@@ -34,7 +34,7 @@ def float4_weight(module: QuantizedModule) -> DecodedTensor:
             exponents = scales.read_stored()
             return np.where(exponents == NAN, np.float32(np.nan), scales_of(exponents))
         factor = common.read().reshape(-1)[0]
-        if not np.isfinite(factor):
+        if np.isinf(factor):
             raise module.error(f"{suffix} is {factor}, expected a number; the checkpoint is damaged; write it again")
         values: np.ndarray = e4m3(scales.read_stored())
         values = values / factor if divides else values * factor
