@@ -173,7 +173,7 @@ def _resolved(
         card_bytes = ask().memory.get(values["device"], 0) if values["device"] in ARENA_LIBRARIES else 0
         if not (shortage := _shortage(values, record, model_path, card_bytes)):
             raise
-        raise OptionError(f"{error}. {shortage}") from error
+        raise OptionError(f"{error}. Also missing: {shortage}") from error
     ops = resolve_ops(values["ops"], device, allows_variant=values["allow_variant_ops"])
     dtype = resolve_dtype(values["dtype"], ops, processor_flags() if flags is None else flags, values["cpu_kernels"])
     parts = _Parts(model_path, record, pooling, device, ops, dtype, num_ranks, ask, choose_kernels)

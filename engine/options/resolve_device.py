@@ -102,17 +102,13 @@ def resolve_device(asked: str, ops: str, num_ranks: int, ask: AskPaddle) -> str:
             raise OptionError(f"--ops {ops} on --device cpu needs Paddle, which is not installed; {remedy('cpu')}")
         return asked
     missing = list(_missing(asked, ops, num_ranks, ask()))
-    if len(missing) > 1:
-        raise OptionError(f"--device {asked}: {len(missing)} things are missing: {'. '.join(missing)}")
     if missing:
-        raise OptionError(missing[0])
+        raise OptionError(". Also missing: ".join(missing))
     return asked
 
 
 def _missing(asked: str, ops: str, num_ranks: int, found: InstalledPaddle) -> Iterator[str]:
     """Yield everything that the device lacks, with remedies."""
-    if asked == "gpu":
-        yield from _missing_of_gpus(ops, num_ranks, found)
     if not found.version:
         cause = f" ({found.error})" if found.error else ""
         yield f"--device {asked} needs Paddle, which is not installed or cannot be loaded{cause}; {remedy(asked)}"
@@ -124,6 +120,8 @@ def _missing(asked: str, ops: str, num_ranks: int, found: InstalledPaddle) -> It
             f"device each, but Paddle {found.version} finds {count}; use at most {max(count, 1)}, or make more "
             "devices visible"
         )
+    if asked == "gpu":
+        yield from _missing_of_gpus(ops, num_ranks, found)
 
 
 def _missing_of_gpus(ops: str, num_ranks: int, found: InstalledPaddle) -> Iterator[str]:
