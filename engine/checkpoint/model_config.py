@@ -21,6 +21,7 @@ from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.checkpoint.model_task import ScoreActivation, Task, labels_of, num_labels_of, score_activation_of, task_of
 from engine.checkpoint.quantization_config import QuantizationConfig
 from engine.checkpoint.rope_config import RopeConfig, read_ropes
+from engine.checkpoint.tensor_names import tensor_names
 from engine.checkpoint.unknown_options import unknown_options
 from engine.checkpoint.vision_config import VisionConfig
 from engine.errors import CheckpointError
@@ -164,7 +165,7 @@ def _model_config(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         text = text.with_defaults(defaults)
     biases = family.biases(text)
     num_heads = text.count("num_attention_heads")
-    num_kv_heads = text.count("num_key_value_heads", num_heads)
+    num_kv_heads = text.count("num_key_value_heads", _default_kv_heads(text, family, num_heads))
     if num_heads % num_kv_heads:
         raise text.error("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads {num_heads}")
     latents = family.latents(text)
@@ -266,7 +267,13 @@ def _used(experts: ExpertsConfig | None) -> ExpertsConfig | None:
 
 def _ties_word_embeddings(options: JsonOptions, text: JsonOptions, family: Family) -> bool:
     """Read `tie_word_embeddings`. If both objects have it, it is correct only in the inner one in older files, and only in the
-    outer one in newer files, which transformers 5 writes."""
+    outer one in newer files, which transformers 5 writes. If the outer one leaves it out, transformers uses that object's
+    default, but does not tie to a head that is stored."""
+    is_nested = bool(options.values.get("text_config"))
+    if is_nested and family.outer_ties_word_embeddings is not None and "tie_word_embeddings" not in options.values:
+        text.flag("tie_word_embeddings", False)
+        names = tensor_names(options.path.parent)
+        return not any("lm_head." in name for name in names) if names else family.outer_ties_word_embeddings
     said = [each.flag("tie_word_embeddings", False) for each in (options, text) if "tie_word_embeddings" in each.values]
     is_new = options.text("transformers_version", "").partition(".")[0] not in ("", "0", "1", "2", "3", "4")
     if is_new and "tie_word_embeddings" in options.values:
@@ -303,9 +310,20 @@ def _family(options: JsonOptions) -> Family:
     raise options.error("architectures", f"{what} is not supported; expected one of {', '.join(CLASS_NAMES)}")
 
 
+def _default_kv_heads(text: JsonOptions, family: Family, num_heads: int) -> int:
+    """Return the default of the family, in models that it fits. In others it cannot be meant: every head has its own keys."""
+    count = _default(text, "num_key_value_heads", family.num_kv_heads)
+    return count if count and num_heads % count == 0 else num_heads
+
+
+def _default(options: JsonOptions, name: str, value: int) -> int:
+    """Return the default of an option that is left out; 0 if it is null."""
+    return 0 if name in options.values else value
+
+
 def _head_dim(options: JsonOptions, family: Family, num_heads: int) -> int:
     hidden_size = options.count("hidden_size")
-    head_dim = options.count("head_dim", family.head_dim)
+    head_dim = options.count("head_dim", _default(options, "head_dim", family.head_dim))
     if not head_dim:
         if hidden_size % num_heads:
             raise options.error("head_dim", f"is missing, and hidden_size {hidden_size} is not a multiple of {num_heads} heads")

@@ -79,6 +79,7 @@ def read_ropes(
     if family.local_rope_theta and is_new:
         if not {"full_attention", "sliding_attention"} & set(rope_options.values):
             raise options.error("rope_parameters", "should have one entry each for 'full_attention' and 'sliding_attention'")
+        rope_options.text("rope_type", "")  # transformers adds it beside the entries, where it means nothing
         rope_options, local_options = (rope_options.within(kind) for kind in ("full_attention", "sliding_attention"))
     sliding = tuple(index for index, window in enumerate(sliding_windows) if window)
     whole = next((dim for dim, window in zip(head_dims, sliding_windows, strict=True) if not window), head_dims[0])

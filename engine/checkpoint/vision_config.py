@@ -150,20 +150,19 @@ def read_media_tokens(options: JsonOptions, vocab_size: int, start: str, end: st
     image = _token_id(options, "image_token_id", vocab_size)
     video = _token_id(options, "video_token_id", vocab_size) if takes_video else -1
     first, last = _token_id(options, start, vocab_size), _token_id(options, end, vocab_size)
-    video_start = options.count("video_start_token_id", first, least=0, most=vocab_size - 1)
-    return MediaTokens(
-        image, video, first, last, video_start, options.count("video_end_token_id", last, least=0, most=vocab_size - 1)
-    )
+    video_start = _token_id(options, "video_start_token_id", vocab_size, first)
+    return MediaTokens(image, video, first, last, video_start, _token_id(options, "video_end_token_id", vocab_size, last))
 
 
-def _token_id(options: JsonOptions, name: str, vocab_size: int) -> int:
-    return options.count(name, least=0, most=vocab_size - 1)
+def _token_id(options: JsonOptions, name: str, vocab_size: int, default: int | None = None) -> int:
+    return options.count(name, default, least=0, most=vocab_size - 1)
 
 
 class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of `VisionConfig` that each family reads by itself."""
 
     activation: str  # default
+    patch_size: int = 14  # default
     out_hidden_size: int
     num_kv_heads: int = 0  # 0: those of queries
     head_dim: int = 0  # 0: hidden_size / heads
@@ -209,7 +208,7 @@ def read_vision(kind: str, options: JsonOptions, tokens: MediaTokens, pixels: Pi
     rope_type = rope.text("rope_type", "axial")
     if rope_type not in ("axial", "default"):  # the second is its name in older files
         raise rope.error("rope_type", f"{rope_type!r} is not supported; expected 'axial'")
-    patch_size = options.count("patch_size", 14, most=_MAX_SIDE)
+    patch_size = options.count("patch_size", spec.patch_size, most=_MAX_SIDE)
     merge_size = options.count("spatial_merge_size", 2, most=_MAX_SIDE)
     if spec.window_size and spec.window_size < patch_size * merge_size:
         raise options.error(

@@ -11,11 +11,13 @@ class Ernie4_5(Family):
     name = "ernie4_5"
     has_training_options = True
     class_names: tuple[str, ...] = ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM")  # the second is Paddle's spelling
+    num_kv_heads = 2
     draft_names: DraftNames | None = ERNIE4_5
     is_rotary_interleaved = True
     rms_norm_eps = 1e-5
     rope_theta = 500_000.0
     ties_word_embeddings = True
+    head_dim = 128
 
     def biases(self, options: JsonOptions) -> Biases:
         bias = options.flag("use_bias", False)

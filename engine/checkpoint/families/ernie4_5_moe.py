@@ -19,6 +19,8 @@ class Ernie4_5Moe(Ernie4_5):
     name = "ernie4_5_moe"
     gguf_name = "ernie4_5-moe"
     class_names: tuple[str, ...] = ("Ernie4_5_MoeForCausalLM",)
+    head_dim = 0
+    num_kv_heads = 4
     other_option_names = MappingProxyType({"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"})
 
     def biases(self, options: JsonOptions) -> Biases:

@@ -22,6 +22,7 @@ from engine.checkpoint.vision_config import (
 )
 
 _CORRECTION = "mlp.moe_statics.e_score_correction_bias"
+_VIDEO_TOKENS = {"video_start_token_id": 101_306, "video_end_token_id": 101_307}
 _TOKEN_NAMES = ("<|IMAGE_START|>", "<|IMAGE_END|>", "<|VIDEO_START|>", "<|VIDEO_END|>")
 
 
@@ -30,6 +31,7 @@ class Ernie4_5VLMoe(Ernie4_5Moe):
     gguf_name = ""
     other_names = ("ernie4_5_moe_vl",)
     class_names = ("Ernie4_5_VLMoeForConditionalGeneration", "Ernie4_5_VL_MoeForConditionalGeneration")
+    outer_ties_word_embeddings = True
     model = "workers.models.ernie4_5_vl_moe:Ernie4_5VLMoe"
     draft_names = None
     mrope_layout = "ernie"
@@ -74,7 +76,7 @@ class Ernie4_5VLMoe(Ernie4_5Moe):
                 out_hidden_size=text.count("hidden_size"),
                 temporal_patch_size=1,
                 text_norm_eps=text.number("rms_norm_eps", self.rms_norm_eps, least=0),
-                intermediate_size=round(hidden_size * vision.number("mlp_ratio", 4.0)),
+                intermediate_size=round(hidden_size * vision.number("mlp_ratio", 5120 / hidden_size)),
                 temporal_merge_size=temporal_merge_size,
                 norm_eps=vision.number("rms_norm_eps", 1e-6, least=0),
             ),
@@ -84,7 +86,9 @@ class Ernie4_5VLMoe(Ernie4_5Moe):
         """Read the media tokens. Baidu's files have one placeholder for both media, and the ids around it are in the
         tokenizer's files."""
         if options.values.get("im_patch_id") is None:
-            return read_media_tokens(options, vocab_size, "image_start_token_id", "image_end_token_id")
+            defaults = {name: token_id for name, token_id in _VIDEO_TOKENS.items() if token_id < vocab_size}
+            given = options.with_defaults(defaults)
+            return read_media_tokens(given, vocab_size, "image_start_token_id", "image_end_token_id")
         placeholder = options.count("im_patch_id", least=0, most=vocab_size - 1)
         start, end, video_start, video_end = named_token_ids(options.path.parent, _TOKEN_NAMES, vocab_size)
         return MediaTokens(placeholder, placeholder, start, end, video_start, video_end)

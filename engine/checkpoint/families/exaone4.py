@@ -13,6 +13,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class Exaone4(Family):
     name = "exaone4"
     class_names = ("Exaone4ForCausalLM",)
+    num_kv_heads = 32
     gguf_options = frozenset(("attention.sliding_window",))
     rms_norm_eps = 1e-5
     has_head_norm = True

@@ -143,7 +143,9 @@ class Family:
     partial_rotary_factor: float = 1.0
     local_rope_theta: float = 0.0  # of layers with a sliding window; 0: they rotate like the others
     ties_word_embeddings: bool = False
+    outer_ties_word_embeddings: bool | None = None  # of all of a config.json with a text_config; None: what that says
     head_dim: int = 0  # 0: hidden_size / num_attention_heads
+    num_kv_heads: int = 0  # 0: num_attention_heads
 
     def text_defaults(self, text: JsonOptions) -> Mapping[str, Any]:
         """Return defaults of the text model that are not among those above."""

@@ -17,6 +17,7 @@ class Gemma3(Family):
     caps_logits = True
     default_softcap_of_logits = 0.0
     class_names: tuple[str, ...] = ("Gemma3ForCausalLM", "Gemma3TextModel")
+    num_kv_heads = 4
     other_trunk_names = ("Gemma3Text",)
     gguf_name: str | None = "gemma3"
     gguf_options = frozenset(("attention.sliding_window",))

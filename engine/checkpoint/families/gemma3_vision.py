@@ -36,6 +36,7 @@ _TEXT_DEFAULTS = {
 class Gemma3Vision(Gemma3):
     name = "gemma3"
     class_names = ("Gemma3ForConditionalGeneration",)
+    outer_ties_word_embeddings = True
     gguf_name = None
     caps_logits = False  # transformers caps those of the text model alone
     harmless_options = Gemma3.harmless_options | {"vision_use_head"}

@@ -18,6 +18,7 @@ _DEFAULT_KV_HEADS = 4
 class Gemma4(Family):
     name = "gemma4_text"
     class_names: tuple[str, ...] = ("Gemma4ForCausalLM",)
+    num_kv_heads = 4
     other_trunk_names = ("Gemma4Text",)
     gguf_name: str | None = "gemma4"
     gguf_options = frozenset(

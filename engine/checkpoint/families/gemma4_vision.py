@@ -31,6 +31,7 @@ _TOKENS = {"image": 258_880, "video": 258_884, "audio": 258_881}
 class Gemma4Vision(Gemma4):
     name = "gemma4"
     class_names = ("Gemma4ForConditionalGeneration",)
+    outer_ties_word_embeddings = True
     gguf_name = None
     harmless_options = Gemma4.harmless_options | {
         *("audio_config", "vision_soft_tokens_per_image"),

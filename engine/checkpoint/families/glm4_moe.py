@@ -15,6 +15,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class Glm4Moe(Family):
     name = "glm4_moe"
     class_names = ("Glm4MoeForCausalLM",)
+    num_kv_heads = 8
     gguf_name = "glm4moe"
     gguf_names = MappingProxyType({"post_attention_norm": "post_attention_layernorm"})
     head_norm_option = "use_qk_norm"

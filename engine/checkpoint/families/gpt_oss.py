@@ -14,6 +14,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class GptOss(Family):
     name = "gpt_oss"
     class_names = ("GptOssForCausalLM",)
+    num_kv_heads = 8
     gguf_name = "gpt-oss"
     gguf_options = frozenset(("attention.sliding_window",))
     gguf_names = {"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"}

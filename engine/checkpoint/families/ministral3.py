@@ -41,4 +41,5 @@ class Ministral3(Mistral):
 
     def query_scaling(self, options: JsonOptions, rope: JsonOptions, *, is_rotated: bool) -> QueryScaling | None:
         beta = rope.number("llama_4_scaling_beta", 0.0)
-        return QueryScaling(beta, rope.count("original_max_position_embeddings")) if beta else None
+        positions = options.count("max_position_embeddings", 0, least=0) or None  # transformers takes these if it is left out
+        return QueryScaling(beta, rope.count("original_max_position_embeddings", positions)) if beta else None

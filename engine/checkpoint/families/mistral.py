@@ -10,6 +10,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class Mistral(Family):
     name = "mistral"
     class_names: tuple[str, ...] = ("MistralForCausalLM",)
+    num_kv_heads = 8
     gguf_name: str | None = None  # its GGUF files say llama
     default_window = 4096
 

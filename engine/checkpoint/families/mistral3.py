@@ -30,7 +30,12 @@ _NAMES = {"image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
 class Mistral3(Mistral):
     name = "mistral3"
     class_names = ("Mistral3ForConditionalGeneration",)
-    harmless_options = Ministral3.harmless_options | {"image_size", "vision_feature_select_strategy"}
+    outer_ties_word_embeddings: bool | None = True
+    harmless_options = Ministral3.harmless_options | {
+        "image_size",
+        "vision_feature_select_strategy",
+        "vocab_size",
+    }  # the last of vision_config
     text_kinds: tuple[str, ...] = ("mistral", "ministral3")  # model types of the text model; the first is the default
     default_image_token = 10
     merge_size = 2  # default
@@ -41,6 +46,8 @@ class Mistral3(Mistral):
         kind = text.text("model_type", self.text_kinds[0])
         if kind not in self.text_kinds:
             raise text.error("model_type", f"{kind!r} is not supported; expected one of {', '.join(self.text_kinds)}")
+        if kind == "llama":
+            return {"num_key_value_heads": text.count("num_attention_heads")}
         if kind != "ministral3":
             return {}
         has_rope = text.values.get("rope_parameters") or text.values.get("rope_scaling")
@@ -52,7 +59,8 @@ class Mistral3(Mistral):
         return Ministral3.query_scaling(_MINISTRAL, options, rope, is_rotated=is_rotated) if is_scaled else None
 
     def vision(self, options: JsonOptions, text: JsonOptions) -> VisionConfig:
-        vision = options.within("vision_config").with_defaults(_VISION_DEFAULTS)
+        patches = {} if options.values.get("vision_config") else {"patch_size": 14}
+        vision = options.within("vision_config").with_defaults(_VISION_DEFAULTS | patches)
         vision.check_supported({"model_type": "pixtral"})
         head_dim = vision.count("hidden_size") // vision.count("num_attention_heads")
         vision.check_supported({"head_dim": head_dim})
@@ -98,6 +106,7 @@ class Pixtral(Mistral3):
 
     name = "llava"
     class_names = ("LlavaForConditionalGeneration",)
+    outer_ties_word_embeddings = None
     harmless_options = Mistral3.harmless_options | {"image_seq_length"}  # the number of tokens is that of patches
     text_kinds = ("llama", "mistral", "ministral3")
     default_image_token = 32_000

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from engine.checkpoint.families.ernie4_5 import Ernie4_5
 from engine.checkpoint.families.media_rules import MediaRules
 from engine.checkpoint.json_fields import JsonOptions
@@ -12,6 +15,7 @@ from engine.checkpoint.vision_config import VisionConfig, VisionSpec, read_media
 class PaddleOcrVL(Ernie4_5):
     name = "paddleocr_vl"
     class_names = ("PaddleOCRVLForConditionalGeneration",)
+    outer_ties_word_embeddings = True
     is_rotary_interleaved = False
     draft_names = None
     mrope_layout = "sections"
@@ -22,6 +26,9 @@ class PaddleOcrVL(Ernie4_5):
         sizing="widened area",
     )
     head_dim = 128
+
+    def text_defaults(self, text: JsonOptions) -> Mapping[str, Any]:
+        return {"tie_word_embeddings": True}
 
     def mrope_sections(self, text: JsonOptions, rope: JsonOptions, num_pairs: int) -> tuple[int, ...]:
         return rope.counts("mrope_section", (16, 24, 24))

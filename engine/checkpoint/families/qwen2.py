@@ -11,6 +11,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class Qwen2(Family):
     name = "qwen2"
     class_names: tuple[str, ...] = ("Qwen2ForCausalLM",)
+    num_kv_heads = 32
     gguf_names_with_pictures = ("qwen2vl",)
     max_window_layers: int = 28  # if missing in config.json
 

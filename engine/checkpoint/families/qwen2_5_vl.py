@@ -19,6 +19,7 @@ from engine.checkpoint.vision_config import (
 class Qwen2_5VL(Qwen2):
     name = "qwen2_5_vl"
     class_names: tuple[str, ...] = ("Qwen2_5_VLForConditionalGeneration",)
+    num_kv_heads = 8
     mrope_layout = "sections"
     media = MediaRules(
         encoder="workers.encoders.qwen2_5_vl:Qwen2_5VL",

@@ -16,6 +16,7 @@ class Qwen2Moe(Qwen2):
     name = "qwen2_moe"
     gguf_name = "qwen2moe"
     class_names = ("Qwen2MoeForCausalLM",)
+    num_kv_heads = 16
 
     def biases(self, options: JsonOptions) -> Biases:
         return Biases(options.flag("qkv_bias", True), False, False)

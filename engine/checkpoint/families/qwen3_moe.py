@@ -13,6 +13,7 @@ class Qwen3Moe(Family):
     gguf_name = "qwen3moe"
     gguf_names_with_pictures = ("qwen3vlmoe",)
     class_names = ("Qwen3MoeForCausalLM",)
+    num_kv_heads = 4
     has_head_norm = True
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:

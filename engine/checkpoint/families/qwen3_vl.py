@@ -18,6 +18,7 @@ from engine.checkpoint.vision_config import (
 class Qwen3VL(Qwen3):
     name = "qwen3_vl"
     class_names: tuple[str, ...] = ("Qwen3VLForConditionalGeneration",)
+    outer_ties_word_embeddings = False
     draft_names = None
     mrope_layout = "interleaved"
     media = MediaRules(
@@ -52,6 +53,7 @@ class Qwen3VL(Qwen3):
             read_pixel_scale(options.path.parent),
             VisionSpec(
                 activation="gelu_pytorch_tanh",
+                patch_size=16,
                 out_hidden_size=vision.count("out_hidden_size"),
                 temporal_patch_size=vision.count("temporal_patch_size", 2),
                 num_positions=vision.count("num_position_embeddings", 2304),

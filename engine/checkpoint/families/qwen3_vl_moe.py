@@ -10,6 +10,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class Qwen3VLMoe(Qwen3VL):
     name = "qwen3_vl_moe"
     class_names = ("Qwen3VLMoeForConditionalGeneration",)
+    num_kv_heads = 16
     harmless_options = frozenset(("norm_topk_prob",))  # weights are always normalized
     head_dim = 0
 

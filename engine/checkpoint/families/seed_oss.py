@@ -11,6 +11,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class SeedOss(Family):
     name = "seed_oss"
     class_names = ("SeedOssForCausalLM",)
+    num_kv_heads = 8
     gguf_names = MappingProxyType({"post_attention_norm": "post_attention_layernorm"})
     head_dim = 128
 

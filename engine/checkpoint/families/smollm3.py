@@ -11,6 +11,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class SmolLM3(Family):
     name = "smollm3"
     class_names = ("SmolLM3ForCausalLM",)
+    num_kv_heads = 4
     harmless_options = frozenset(("no_rope_layer_interval",))  # beside `no_rope_layers`
     is_permuted_in_gguf = True
     rope_theta = 2_000_000.0

@@ -13,6 +13,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class Starcoder2(Family):
     name = "starcoder2"
     class_names = ("Starcoder2ForCausalLM",)
+    num_kv_heads = 2
     gguf_names = MappingProxyType({"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"})
     harmless_options = frozenset(("activation_function", "norm_type", "mlp_type"))  # said twice in published files
     norm_kind = "layer"

@@ -21,6 +21,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.rope_config import RopeConfig
 from engine.errors import CheckpointError
 from tests.paths import GOLDEN, REPOSITORY
+from tests.workers.variants.check_left_out import differences
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -365,6 +366,36 @@ def test_kimi_is_read_as_deepseek_v3(directory: Path) -> None:
 def test_default_configurations_have_no_unknown_options(model_type: str, directory: Path) -> None:
     config = DEFAULTS[model_type] | {"architectures": [MODEL_TYPES[model_type].class_names[0]]}
     assert read(directory, config).unknown_options == {}
+
+
+LEFT_OUT: list[dict[str, Any]] = json.loads((REPOSITORY / "tests" / "workers" / "variants" / "left_out.json").read_text())
+
+
+def test_options_left_out_have_transformers_defaults(directory: Path) -> None:
+    found = [problem for case in LEFT_OUT for problem in differences(case, directory)]
+    assert found == []
+    assert len(LEFT_OUT) == 44
+
+
+@pytest.mark.parametrize(("left_out", "heads", "found"), [(True, 8, 4), (False, 8, 8), (True, 6, 6)])
+def test_kv_heads_have_a_default_that_fits(left_out: bool, heads: int, found: int, directory: Path) -> None:
+    """A null is no default, and one that does not divide the heads is none either."""
+    config = {**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "num_attention_heads": heads, "head_dim": 16}
+    config.pop("num_key_value_heads", None)
+    config |= {} if left_out else {"num_key_value_heads": None}
+    assert read(directory, config).num_kv_heads == found
+
+
+@pytest.mark.parametrize(("stored", "is_tied"), [((), True), (("model.norm",), True), (("model.norm", "lm_head"), False)])
+def test_outer_object_ties_unless_a_head_is_stored(stored: tuple[str, ...], is_tied: bool, directory: Path) -> None:
+    config = copy.deepcopy(next(each["config"] for name, each in SEEING.items() if name.startswith("gemma3")))
+    (directory / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
+    config.pop("tie_word_embeddings", None)
+    config["text_config"]["tie_word_embeddings"] = False
+    if stored:
+        index = {"weight_map": {f"{name}.weight": "model-1.safetensors" for name in stored}}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read(directory, config).tie_word_embeddings == is_tied
 
 
 VARIANTS: dict[str, Any] = json.loads((REPOSITORY / "tests" / "workers" / "variants" / "variants.json").read_text())
