@@ -16,6 +16,8 @@ ACTIVATIONS = {
     "quick_gelu": "quick_gelu",
     "relu": "relu",
     "relu2": "relu2",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
 }
 
 

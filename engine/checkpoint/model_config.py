@@ -46,7 +46,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     head_dim: int  # with latents: the rotated part
     max_position_embeddings: int
     rms_norm_eps: float
-    activation: str  # "silu" | "gelu" | "gelu_tanh" | "quick_gelu" | "relu" | "relu2"
+    activation: str  # "silu" | "gelu" | "gelu_tanh" | "quick_gelu" | "relu" | "relu2" | "tanh" | "sigmoid"
     tie_word_embeddings: bool
     has_head_norm: bool  # each query and key head is normalized
     has_qkv_bias: bool

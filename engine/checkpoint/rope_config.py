@@ -113,13 +113,17 @@ def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int
     rotary_dim, rotated = int(head_dim * share), 0
     if kind == "proportional":
         rotary_dim, rotated = head_dim, rotary_dim // 2
-    if head_dim % 2 and rotary_dim == head_dim:
+    is_gguf = "frequency_factors" in rope.values  # llama.cpp rotates the part that the file says, in any family
+    is_ignored = kind == "default" and not family.has_partial_rotary and not is_gguf  # as in transformers
+    if head_dim % 2 and (rotary_dim == head_dim or is_ignored):
         raise options.error("head_dim", f"{head_dim} is odd; rotary embeddings need pairs")
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise rope.error(
             "partial_rotary_factor",
             f"{share} of head_dim {head_dim} gives {rotary_dim} rotated elements, expected an even number",
         )
+    if is_ignored:
+        rotary_dim = head_dim
     original = rope.count("original_max_position_embeddings", max_positions)
     original = options.count("original_max_position_embeddings", 0) or original
     if kind in ("yarn", "longrope"):

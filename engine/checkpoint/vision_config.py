@@ -75,6 +75,7 @@ class VisionConfig(msgspec.Struct, frozen=True):
     sees_whole_units: bool = False  # tokens of a unit attend to all of it
     projector_activation: str = "gelu"
     has_projector_bias: bool = True
+    num_unused_layers: int = 0  # stored after those that compute features
 
     @property
     def image_token_id(self) -> int:
@@ -184,6 +185,7 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     sees_whole_units: bool = False
     projector_activation: str = "gelu"
     has_projector_bias: bool = True
+    num_unused_layers: int = 0
     deepstack_layers: tuple[int, ...] = ()
 
 
@@ -257,6 +259,7 @@ def read_vision(kind: str, options: JsonOptions, tokens: MediaTokens, pixels: Pi
         sees_whole_units=spec.sees_whole_units,
         projector_activation=spec.projector_activation,
         has_projector_bias=spec.has_projector_bias,
+        num_unused_layers=spec.num_unused_layers,
     )
 
 

@@ -281,6 +281,8 @@ class Checkpoint:
         if config.vision is not None:
             has_encoder = any(map(_ENCODER.search, shapes))
             harmless.append(_UNUSED_BY_ENCODERS if has_encoder else _ENCODER.pattern)
+            unread = range(config.vision.depth, config.vision.depth + config.vision.num_unused_layers)
+            harmless += [rf"^vision_tower\.transformer\.layers\.{index}\." for index in unread]
         unexpected = [
             name
             for name in self._parts

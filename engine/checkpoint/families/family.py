@@ -99,6 +99,7 @@ class Family:
     harmless_options: frozenset[str] = frozenset()  # of config.json, without effect on what is computed
     has_rope_alpha: bool = False  # `alpha` of rope type "dynamic" scales the base, for all lengths alike
     has_proportional_rope: bool = False  # rope type "proportional" is supported
+    has_partial_rotary: bool = False  # rope type "default" may rotate a part of each head; other families ignore that option
     has_rotary: bool = True  # queries and keys are rotated by position
     other_rope_types: Mapping[str, str] = MappingProxyType({})  # names that older files use for a rope type
     other_option_names: Mapping[str, str] = MappingProxyType({})  # another name in config.json -> the name read here

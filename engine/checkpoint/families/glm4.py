@@ -9,6 +9,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class Glm4(Family):
     name = "glm4"
     class_names = ("Glm4ForCausalLM",)
+    has_partial_rotary = True
     num_kv_heads = 2
     is_rotary_interleaved = True
     partial_rotary_factor = 0.5

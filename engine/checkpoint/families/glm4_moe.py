@@ -15,6 +15,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class Glm4Moe(Family):
     name = "glm4_moe"
     class_names = ("Glm4MoeForCausalLM",)
+    has_partial_rotary = True
     num_kv_heads = 8
     gguf_name = "glm4moe"
     gguf_names = MappingProxyType({"post_attention_norm": "post_attention_layernorm"})
@@ -36,6 +37,7 @@ class Glm4Moe(Family):
 class Glm4MoeLite(DeepseekV3):
     name = "glm4_moe_lite"
     class_names = ("Glm4MoeLiteForCausalLM",)
+    has_partial_rotary = True
     gguf_name = None  # its GGUF files say deepseek2, and are read as DeepSeek-V3
     rms_norm_eps = 1e-5
     routing = RoutingDefaults(64, 4, 1536, num_groups=1, num_chosen_groups=1, factor=1.8, first_sparse_layer=1)

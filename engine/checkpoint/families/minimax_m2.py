@@ -11,6 +11,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class MiniMaxM2(Family):
     name = "minimax_m2"
     class_names = ("MiniMaxM2ForCausalLM",)
+    has_partial_rotary = True
     num_kv_heads = 8
     gguf_name = "minimax-m2"
     head_dim = 128

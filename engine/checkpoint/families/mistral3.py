@@ -39,6 +39,7 @@ class Mistral3(Mistral):
     text_kinds: tuple[str, ...] = ("mistral", "ministral3")  # model types of the text model; the first is the default
     default_image_token = 10
     merge_size = 2  # default
+    default_feature_layer = -1
     has_projector_bias = False  # default
     media = MediaRules(encoder="workers.encoders.pixtral:MergedPixtral", picture_pixels=(1, 1024 * 1024), sizing="edge")
 
@@ -64,16 +65,19 @@ class Mistral3(Mistral):
         vision.check_supported({"model_type": "pixtral"})
         head_dim = vision.count("hidden_size") // vision.count("num_attention_heads")
         vision.check_supported({"head_dim": head_dim})
-        self.check_features(options, vision.count("num_hidden_layers"))
+        self.check_features(options)
+        depth = vision.count("num_hidden_layers")
+        num_layers = self.num_feature_layers(options, depth)
         merge_size = options.count("spatial_merge_size", self.merge_size)
         return read_vision(
             self.name,
-            vision.replaced({"spatial_merge_size": merge_size}),
+            vision.replaced({"spatial_merge_size": merge_size, "num_hidden_layers": num_layers}),
             self._tokens(options, text.count("vocab_size"), vision.count("patch_size"), merge_size),
             read_pixel_scale(options.path.parent),
             VisionSpec(
                 activation="gelu",
                 out_hidden_size=text.count("hidden_size"),
+                num_unused_layers=depth - num_layers,
                 temporal_patch_size=1,
                 text_norm_eps=text.number("rms_norm_eps", self.rms_norm_eps, least=0),
                 has_alternating_frequencies=True,
@@ -83,11 +87,23 @@ class Mistral3(Mistral):
         )
 
     @staticmethod
-    def check_features(options: JsonOptions, depth: int) -> None:
-        """Raise CheckpointError unless features are those of the last layer."""
+    def check_features(options: JsonOptions) -> None:
+        """Raise CheckpointError if other features than those of all patches are wanted."""
+
+    def num_feature_layers(self, options: JsonOptions, depth: int) -> int:
+        """Return how many layers of the encoder there are before the features."""
         layer = options.values.get("vision_feature_layer")
-        if layer not in (None, -1, depth, [-1], [depth]):
-            raise options.error("vision_feature_layer", f"{layer!r} is not supported; expected -1, the last layer")
+        if layer is None:
+            layer = self.default_feature_layer
+        if isinstance(layer, list) and len(layer) == 1:
+            layer = layer[0]
+        count = layer + (depth + 1 if layer < 0 else 0) if type(layer) is int else 0
+        if not 0 < count <= depth:
+            raise options.error(
+                "vision_feature_layer",
+                f"{layer!r} is not supported; expected one layer, 1 to {depth} or -{depth} to -1, the last",
+            )
+        return count
 
     def _tokens(self, options: JsonOptions, vocab_size: int, patch_size: int, merge_size: int) -> MediaTokens:
         directory = options.path.parent
@@ -111,6 +127,7 @@ class Pixtral(Mistral3):
     text_kinds = ("llama", "mistral", "ministral3")
     default_image_token = 32_000
     merge_size = 1
+    default_feature_layer = -2
     has_projector_bias = True
     media = MediaRules(encoder="workers.encoders.pixtral:Pixtral", picture_pixels=(1, 1024 * 1024), sizing="edge")
 
@@ -124,10 +141,7 @@ class Pixtral(Mistral3):
         return text.text("model_type", self.text_kinds[0]) == "llama"
 
     @staticmethod
-    def check_features(options: JsonOptions, depth: int) -> None:
-        Mistral3.check_features(options, depth)
-        if options.values.get("vision_feature_layer") is None:
-            raise options.error("vision_feature_layer", "the default, -2, is not supported; expected -1, the last layer")
+    def check_features(options: JsonOptions) -> None:
         options.check_supported({"vision_feature_select_strategy": "full", "spatial_merge_size": 1})
         if options.values.get("vision_feature_select_strategy") is None:
             raise options.error("vision_feature_select_strategy", "the default, 'default', is not supported; expected 'full'")

@@ -15,6 +15,7 @@ class Phi3(Mistral):
     gguf_name = ""
     gguf_options = frozenset(("attention.sliding_window",))
     class_names = ("Phi3ForCausalLM",)
+    has_partial_rotary = True
     num_kv_heads = 0
     default_window = 0
     rms_norm_eps = 1e-5

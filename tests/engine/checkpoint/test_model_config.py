@@ -161,6 +161,22 @@ def test_rope_styles_are_equal(older: dict[str, Any], newer: dict[str, Any], dir
     assert read(directory, {**LLAMA, **older}) == read(directory, {**LLAMA, **newer})
 
 
+@pytest.mark.parametrize(
+    ("architecture", "kind", "rotary_dim"),
+    [
+        ("LlamaForCausalLM", "default", 16),
+        ("Gemma2ForCausalLM", "default", 16),
+        ("LlamaForCausalLM", "linear", 8),
+        ("Phi3ForCausalLM", "default", 8),
+        ("Glm4ForCausalLM", "default", 8),
+    ],
+)
+def test_families_without_partial_rotation_ignore_it(architecture: str, kind: str, rotary_dim: int, directory: Path) -> None:
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}
+    config = {**LLAMA, "architectures": [architecture], "head_dim": 16, "rope_parameters": rope}
+    assert read(directory, config).rope.rotary_dim == rotary_dim
+
+
 def test_yarn_factor_from_the_lengths(directory: Path) -> None:
     scaling = {"type": "yarn", "original_max_position_embeddings": 64, "factor": None}
     assert read(directory, {**LLAMA, "rope_scaling": scaling}).rope.factor == 4.0

@@ -308,7 +308,9 @@ def test_processor_files(tmp_path: Path) -> None:
         (MISTRAL, "text_config.model_type", "qwen2", "'qwen2' is not supported; expected one of mistral, ministral3"),
         (MISTRAL, "vision_config.model_type", "clip", "'clip' is not supported; supported: 'pixtral'"),
         (MISTRAL, "vision_config.head_dim", 32, "32 is not supported; supported: 16"),
-        (MISTRAL, "vision_feature_layer", -2, "-2 is not supported; expected -1, the last layer"),
+        (MISTRAL, "vision_feature_layer", -4, "-4 is not supported; expected one layer, 1 to 3 or -3 to -1, the last"),
+        (MISTRAL, "vision_feature_layer", [1, -1], "[1, -1] is not supported; expected one layer"),
+        (MISTRAL, "vision_feature_layer", True, "True is not supported; expected one layer"),
         (GEMMA, "image_token_index", 400, "should be an integer of at most 399"),
     ],
 )

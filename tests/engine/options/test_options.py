@@ -297,7 +297,11 @@ def test_kv_cache_dtype(model: Path) -> None:
 
 def test_odd_heads_need_a_float32_cache(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
-    config |= {"head_dim": 9, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.9}}
+    config |= {
+        "architectures": ["Phi3ForCausalLM"],
+        "head_dim": 9,
+        "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.9},
+    }
     (model / "config.json").write_text(json.dumps(config))
     assert configure(model, "--dtype", "bfloat16").kv_cache_dtype == "float32"
     for dtype in ("bfloat16", "int8"):

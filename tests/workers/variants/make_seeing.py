@@ -246,6 +246,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "num_attention_heads": 2, "image_size": 96, "patch_size": 6,
         },
     },
+    "llava with llama and tanh, features of the layer before the last": {
+        **LLAVA,
+        "vision_feature_layer": -2,
+        "tie_word_embeddings": False,
+        "text_config": {**TEXT, "model_type": "llama", "hidden_act": "tanh", "tie_word_embeddings": False},
+        "vision_config": {
+            "model_type": "pixtral", "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 3,
+            "num_attention_heads": 2, "image_size": 96, "patch_size": 6,
+        },
+    },
     "gemma4 pictures seen whole in layers with a window, own inputs of layers, limits": {
         **GEMMA4,
         "text_config": {

@@ -232,7 +232,12 @@ def with_breaks(draw: Draw, family: str, text: Config) -> Config:
     config = around(draw, family, text, pixtral(draw, text))
     for name in (*make_seeing.TOKENS, *make_seeing.AROUND):
         config.pop(name)
-    config |= {draw.choice(["image_token_index", "image_token_id"]): 5, "vision_feature_layer": -1}
+    depth = config["vision_config"]["num_hidden_layers"]
+    layer = draw.choice([-1, depth, *range(-depth, 0)])
+    config |= {
+        draw.choice(["image_token_index", "image_token_id"]): 5,
+        "vision_feature_layer": draw.choice([layer, layer, [layer]]),
+    }
     if draw.flag():
         config["projector_hidden_act"] = draw.choice(ACTIVATIONS)
     if draw.flag():

@@ -44,7 +44,7 @@ class Draw(random.Random):
         config["intermediate_size"] = self.choice([24, 37, 50, 72, 96])
 
     def window(self) -> int:
-        return self.choice([2, 5, 16, 33, 59, 60, 61, 200])  # not 1: the cache of transformers keeps too much then
+        return self.choice([1, 2, 5, 16, 33, 59, 60, 61, 200])
 
     def rope(self, config: Config, kinds: tuple[str, ...] = ("default", "linear", "llama3", "yarn", "dynamic")) -> None:
         """Choose a rotation, in the older or the newer style."""
@@ -62,6 +62,8 @@ class Draw(random.Random):
             scaling |= {key: value for key, value in options.items() if self.flag(0.3)}
             if self.flag(0.3):
                 scaling |= {"mscale": 0.8, "mscale_all_dim": self.choice([0.5, 1.0])}
+        if kind == "default" and self.flag(0.2):
+            scaling["partial_rotary_factor"] = 0.5  # ignored by families that use this
         if self.flag():
             config["rope_parameters"] = {"rope_theta": theta, **scaling}
         else:
@@ -88,7 +90,7 @@ class Draw(random.Random):
 
 
 def llama(draw: Draw) -> Config:
-    config = draw.base(hidden_act=draw.choice(["silu", "gelu", "gelu_pytorch_tanh"]))
+    config = draw.base(hidden_act=draw.choice(["silu", "gelu", "gelu_pytorch_tanh", "tanh", "sigmoid"]))
     if draw.flag():
         config["head_dim"] = draw.choice([6, 10, 16, 20])
     config |= {"attention_bias": draw.flag(), "mlp_bias": draw.flag()}
@@ -521,11 +523,13 @@ def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
 
 
 def answer(model: Any, prompt: list[int]) -> Config | None:
-    """Return greedy tokens, token by token with a cache, and the 3 best log-probabilities of each. None: too close to call."""
+    """Return greedy tokens, token by token with a cache, and the 3 best log-probabilities of each. None: too close to call.
+    There is no cache for a window of 1: that of transformers keeps too much then."""
     tokens, tops, cache, new = [], [], None, prompt
+    has_cache = getattr(model.config, "sliding_window", None) != 1
     for _ in range(NUM_OUTPUTS):
         with torch.no_grad():
-            output = model(torch.tensor([new]), past_key_values=cache, use_cache=True)
+            output = model(torch.tensor([new if has_cache else prompt + tokens]), past_key_values=cache, use_cache=has_cache)
         cache = output.past_key_values
         best = torch.log_softmax(output.logits[0, -1].float(), -1).topk(3)
         tops.append([[int(index), float(value)] for value, index in zip(*best, strict=True)])
