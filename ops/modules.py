@@ -161,7 +161,6 @@ class EmbeddingPart(Embedding):
     stored_name: str = ""
     first_column: int = 0
     stored_width: int = 0
-    same_rows: tuple[tuple[int, int], ...] = ()  # rows that equal another one, whatever is stored: both
 
 
 class TypedPositions(Embedding):

@@ -114,6 +114,7 @@ class _Assembly:
             num_drafts=config.speculative_config.max_drafts,
             pads_prompts=config.graph_only_prefill,
             num_tables=self._spec.num_tables,
+            same_inputs=self._model.same_inputs,
         )
         columns: list[RowColumns] = [*self._media, *self._positions, *self._adapters]
         return self._device_parts.make_inputs(self._device, sizes, columns)

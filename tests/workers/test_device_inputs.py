@@ -4,6 +4,7 @@ with the same ops; behaviour on a card is not tested here.
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -30,9 +31,10 @@ Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # slots, starts, c
 class Both:
     """The same slots and steps for the host's inputs and for a device's."""
 
-    def __init__(self, num_drafts: int = 0, maker: OpTable = TABLE) -> None:
+    def __init__(self, num_drafts: int = 0, maker: OpTable = TABLE, same_inputs: tuple[tuple[int, int], ...] = ()) -> None:
         self.maker = maker
         sizes = InputSizes(NUM_SLOTS, 512, MAX_LENGTH, BLOCK_SIZE, TABLE.row_tile, num_drafts=num_drafts, num_tables=NUM_TABLES)
+        sizes = msgspec.structs.replace(sizes, same_inputs=same_inputs)
         device = PaddleDevice("cpu")
         self.host, self.made = StepInputs(device, sizes), DeviceInputs(device, sizes)
         self.made.host_block_tables = self.host.host_block_tables
@@ -90,6 +92,21 @@ def all_slots(counts: list[int]) -> Step:
 def maker(request: pytest.FixtureRequest) -> OpTable:
     """Ops of Paddle, and a row of CUDA's on the emulated card."""
     return TABLE if request.param == "paddle" else cuda.make_table(emulated_card())
+
+
+def test_same_inputs_replace_tokens_of_rows_alone(maker: OpTable) -> None:
+    both = Both(maker=maker, same_inputs=((3, 11), (700, 11)))
+    for slot in range(NUM_SLOTS):
+        count = int(STARTS[slot]) + COUNTS[0][slot]
+        both.start(slot, count, np.arange(slot * 8, slot * 8 + 8))
+        both.slots.token_ids[slot, :count:5] = 700
+        both.made.start(both.slots, slot)
+    both.run(all_slots(COUNTS[0]))
+    both.check()
+    rows = both.host.token_ids.numpy()[: both.host.num_tokens]
+    assert 700 not in rows
+    assert 11 in rows
+    assert 700 in both.slots.token_ids
 
 
 @pytest.mark.parametrize("num_drafts", COUNTS)

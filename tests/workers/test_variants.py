@@ -66,6 +66,31 @@ def test_vision_variant_agrees_with_transformers(name: str, ops: str, tmp_path: 
     check(variant, *sequences)
 
 
+def test_gemma4_computes_media_tokens_of_text_as_padding(tmp_path: Path) -> None:
+    """In a prompt and in an answer: after each, log-probabilities are those after the padding token."""
+    config = write_checkpoint(tmp_path, next(each["config"] for name, each in SEEING.items() if name.startswith("gemma4 pict")))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    ((image, padding), *_) = config.same_inputs
+    runner, _ = make_seeing_runner(tmp_path, max_model_len=128, num_kv_blocks=40)
+
+    def run(prompt: list[int], num_outputs: int, **options: Any) -> ServedSequence:
+        sequence = ServedSequence(prompt, SamplingParams(temperature=0.0, num_prompt_logprobs=3, **options), num_outputs)
+        serving = Serving(runner, chunk=4)
+        serving.place(sequence, 1)
+        serving.run([sequence])
+        return sequence
+
+    text = [12, 30, 17, 25, 21]
+    generated = run(text, 3, allowed_token_ids=(image,))
+    assert generated.outputs == [image] * 3
+    typed, padded = (run([*text, *[token] * 3, 40, 41], 4, num_logprobs=3) for token in (image, padding))
+    assert (typed.outputs, typed.tops) == (padded.outputs, padded.tops)
+    assert typed.prompt_logprobs[9] == padded.prompt_logprobs[9]
+    assert typed.prompt_logprobs[5] != padded.prompt_logprobs[5]  # the token itself is what it is
+    resumed = run([*text, *generated.outputs, 40, 41], 4, num_logprobs=3)
+    assert resumed.answer() == typed.answer()
+
+
 def check(variant: dict[str, Any], whole: ServedSequence, chunked: ServedSequence) -> None:
     assert whole.outputs == variant["greedy_token_ids"]
     for (ids, found), expected in zip(whole.tops, variant["top_logprobs"], strict=True):

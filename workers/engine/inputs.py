@@ -33,6 +33,7 @@ class InputSizes(msgspec.Struct, frozen=True):
     num_drafts: int = 0  # per row
     pads_prompts: bool = False  # whether steps of prompts are captured
     num_tables: int = 1  # block tables of a slot
+    same_inputs: tuple[tuple[int, int], ...] = ()  # tokens that are computed as another one: both
 
     @property
     def max_rows(self) -> int:
@@ -77,6 +78,7 @@ class StepInputs(RowInputs):
 
     def __init__(self, device: Device, sizes: InputSizes, columns: Sequence[RowColumns] = ()) -> None:
         self._sizes = sizes
+        self.same_inputs = sizes.same_inputs
         room = Room(sizes.max_num_seqs, sizes.max_rows, sizes.row_tile, sizes.max_padded, sizes.pads_prompts, sizes.num_tables)
         of_rows, of_kept = self._make_derived(device, room)
         super().__init__(device, room, sizes.num_drafts, of_rows)

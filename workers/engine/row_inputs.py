@@ -253,6 +253,7 @@ class RowInputs(AttentionMetadata):
     row_cosines: Tensor
     row_sines: Tensor
 
+    same_inputs: Sequence[tuple[int, int]] = ()  # tokens that are computed as another one: both
     has_first_logit_rows = False  # whether the selected rows are the first of the kept ones
 
     def __init__(self, device: Device, room: Room, num_drafts: int = 0, derived: Mapping[str, Tensor] | None = None) -> None:
@@ -274,7 +275,10 @@ class RowInputs(AttentionMetadata):
         positions = np.arange(self.num_tokens) + (starts - offsets[:-1]).repeat(counts)
         self.set("row_slots", row_slots, self._dummy_slot)
         self.set("positions", positions)
-        self.set("token_ids", slot_token_ids[row_slots, positions])
+        token_ids = slot_token_ids[row_slots, positions]
+        for token_id, other in self.same_inputs:
+            token_ids[token_ids == token_id] = other
+        self.set("token_ids", token_ids)
         return offsets
 
     def set_logit_rows(self, row_ids: np.ndarray) -> None:

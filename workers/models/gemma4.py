@@ -83,8 +83,7 @@ class Gemma4(Llama):
         dim, hidden, count = config.layer_inputs_dim, config.hidden_size, config.num_layers
         if not dim:
             return
-        tokens = config.vocab_size, dim, count
-        self.tables = weights.embedding_columns("model.embed_tokens_per_layer", *tokens, config.same_inputs)
+        self.tables = weights.embedding_columns("model.embed_tokens_per_layer", config.vocab_size, dim, count)
         self.projections = weights.linear_outputs("model.per_layer_model_projection", hidden, dim, count)
         # the projection's factor of hidden^-0.5 is in the norm's epsilon
         self.projected = weights.norm("model.per_layer_projection_norm", dim, config.rms_norm_eps * hidden)

@@ -192,10 +192,8 @@ class Weights(msgspec.Struct):
         self.embeddings.append(module)
         return module
 
-    def embedding_columns(
-        self, name: str, num_rows: int, width: int, count: int, same_rows: tuple[tuple[int, int], ...] = ()
-    ) -> list[EmbeddingPart]:
-        """Declare one table as `count` tables with `width` columns each. `same_rows`: as in `EmbeddingPart`."""
+    def embedding_columns(self, name: str, num_rows: int, width: int, count: int) -> list[EmbeddingPart]:
+        """Declare one table as `count` tables with `width` columns each."""
         parts = [
             EmbeddingPart(
                 f"{name}.{index}",
@@ -204,7 +202,6 @@ class Weights(msgspec.Struct):
                 stored_name=name,
                 first_column=index * width,
                 stored_width=count * width,
-                same_rows=same_rows,
             )
             for index in range(count)
         ]

@@ -143,5 +143,4 @@ def _shape(config: ModelConfig, weights: Weights) -> str:
     vision = config.vision if weights.patch_linears else None
     pixels = [msgspec.structs.astuple(vision.pixels)] if vision else []  # are folded into weights
     linears = [list(linear.names) for linear in weights.linears]
-    same = [config.same_inputs] if config.same_inputs else []
-    return digest_of([config.architecture, heads, config.tie_word_embeddings, weights.shapes(), linears, *pixels, *same])
+    return digest_of([config.architecture, heads, config.tie_word_embeddings, weights.shapes(), linears, *pixels])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Protocol
@@ -94,8 +94,7 @@ class ModuleSources:
                 return {"weight": partial(self._values_of_positions, module)}
             case EmbeddingPart():
                 columns = slice(module.first_column, module.first_column + module.width)
-                source = self._source_by_rows(module, [f"{module.stored_name}.weight"], (module.num_rows,), columns)
-                return {"weight": _with_same_rows(source, module.same_rows)}
+                return {"weight": self._source_by_rows(module, [f"{module.stored_name}.weight"], (module.num_rows,), columns)}
             case Embedding():
                 return {"weight": self._source_by_rows(module, [f"{module.name}.weight"], (module.num_rows,))}
             case Norm():
@@ -192,31 +191,3 @@ class ModuleSources:
         """Return whether the module gets the integers that the checkpoint has."""
         is_integer = isinstance(module, _MATRICES) and module.format.kind in _INTEGERS
         return is_integer and all(isinstance(self._stored.kept(name), WeightFormat) for name in names)
-
-
-def _with_same_rows(source: Source, same_rows: tuple[tuple[int, int], ...]) -> Source:
-    """Return a source of the same float rows, with some of them equal to another one."""
-    if not same_rows:
-        return source
-
-    def changed(values: Values, begin: int, row_of: Callable[[int], np.ndarray]) -> np.ndarray:
-        assert isinstance(values, np.ndarray), "tables of embeddings are floats"
-        found: np.ndarray = values.copy()
-        for row, other in same_rows:
-            if begin <= row < begin + len(values):
-                found[row - begin] = row_of(other)
-        return found
-
-    if isinstance(source, SourceByRows):
-        read = source.read
-        return SourceByRows(
-            lambda begin, end: changed(read(begin, end), begin, lambda row: np.asarray(read(row, row + 1))[0]),
-            source.num_rows,
-            source.starts,
-        )
-
-    def whole() -> Values:
-        values = source()
-        return changed(values, 0, lambda row: np.asarray(values)[row])
-
-    return whole

@@ -191,7 +191,7 @@ class Family:
         return 0
 
     def same_inputs(self, options: JsonOptions, text: JsonOptions) -> tuple[tuple[int, int], ...]:
-        """Return tokens that take the layers' own embedding of another token: pairs of both."""
+        """Return tokens that have the embeddings of another one: pairs of both."""
         return ()
 
     def causal_layers(self, options: JsonOptions, windows: tuple[int, ...]) -> tuple[int, ...]:
