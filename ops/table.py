@@ -90,6 +90,7 @@ class Inputs(AttentionMetadata, Protocol):
     is_made_on_device: bool  # `begin` computes the tensors (`ops/paddle/metadata.py`, InPlace); otherwise they are ready
     logit_row_ids: Tensor  # int32 [...]: kept rows that need logits
     token_ids: Tensor  # int32 [max_rows]
+    same_inputs: Sequence[tuple[int, int]]  # tokens that are embedded as another one: both
     row_slots: Tensor  # int32 [max_rows]: batch slot of each row
     slot_mappings: Sequence[Tensor]  # of each block table, int32 [max_rows]: cache slot of each row, computed by `begin`
 

@@ -36,7 +36,6 @@ class Sizes(msgspec.Struct, frozen=True):
     max_tiles: int
     max_written: int
     num_tables: int = 1  # of a slot
-    same_inputs: tuple[tuple[int, int], ...] = ()  # tokens that are computed as another one: both
 
     @property
     def num_sent(self) -> int:
@@ -135,8 +134,6 @@ def derive(memory: InPlace, block_size: int) -> None:
     kept_rows = _Sequences(memory, memory.kept, slots, starts + counts - kept, kept)
     row_slots, at = all_rows.row_slots, all_rows.positions
     token_ids = paddle.gather(memory.slots, row_slots * positions + at) * all_rows.is_row
-    for token_id, other in sizes.same_inputs:
-        token_ids += (token_ids == token_id).astype("int32") * (other - token_id)
     blocks = paddle.gather(memory.slots, row_slots * tables + quotient(at, block_size) + sizes.tables_at)
     slot_mapping = blocks * block_size + at % block_size
     # kept rows are the last of each sequence: same distance from its end among all rows as among the kept ones

@@ -66,12 +66,13 @@ def test_vision_variant_agrees_with_transformers(name: str, ops: str, tmp_path: 
     check(variant, *sequences)
 
 
-def test_gemma4_computes_media_tokens_of_text_as_padding(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ops", [{}, {"ops": "reference", "plan": "eager"}], ids=("native", "reference"))
+def test_gemma4_computes_media_tokens_of_text_as_padding(ops: dict[str, Any], tmp_path: Path) -> None:
     """In a prompt and in an answer: after each, log-probabilities are those after the padding token."""
     config = write_checkpoint(tmp_path, next(each["config"] for name, each in SEEING.items() if name.startswith("gemma4 pict")))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     ((image, padding), *_) = config.same_inputs
-    runner, _ = make_seeing_runner(tmp_path, max_model_len=128, num_kv_blocks=40)
+    runner, _ = make_seeing_runner(tmp_path, max_model_len=128, num_kv_blocks=40, **ops)
 
     def run(prompt: list[int], num_outputs: int, **options: Any) -> ServedSequence:
         sequence = ServedSequence(prompt, SamplingParams(temperature=0.0, num_prompt_logprobs=3, **options), num_outputs)

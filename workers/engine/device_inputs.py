@@ -51,7 +51,6 @@ class DeviceInputs(StepInputs):
             # of decoding rows: tokens, at most as many blocks, a length
             max_written=room.max_num_seqs * ((1 + room.num_tables) * most + 1),
             num_tables=room.num_tables,
-            same_inputs=self._sizes.same_inputs,
         )
         assert sizes.num_values < 1 << 31, f"{sizes.num_values} places in the slots' memory, limit 2^31"
         assert sizes.num_positions <= MAX_DIVIDED, f"{sizes.num_positions} positions, limit {MAX_DIVIDED}"

@@ -28,8 +28,12 @@ from ops.table import AttentionMetadata, Inputs
 
 
 def embedding(inputs: Inputs, module: Embedding) -> paddle.Tensor:
-    numbers = inputs.position_rows if isinstance(module, TypedPositions) else inputs.token_ids
-    return paddle.gather(module.weight, numbers[: inputs.num_rows])
+    if isinstance(module, TypedPositions):
+        return paddle.gather(module.weight, inputs.position_rows[: inputs.num_rows])
+    token_ids = inputs.token_ids[: inputs.num_rows]
+    for token_id, other in inputs.same_inputs:  # a device's rows have the tokens themselves
+        token_ids = token_ids + (token_ids == token_id).astype("int32") * (other - token_id)
+    return paddle.gather(module.weight, token_ids)
 
 
 def linear(x: paddle.Tensor, module: Linear) -> paddle.Tensor | Cut:
