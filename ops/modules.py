@@ -16,6 +16,8 @@ import numpy as np
 from ops.weight_format import FLOAT32, WeightFormat
 
 Tensor = Any  # a backend's tensor: Paddle's in the reference; opaque to models and other backends
+# numbered as `Activation` in cpu/native/kernels.h and in cuda/elements.cu
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "tanh", "sigmoid")
 Columns = tuple[tuple[int, int], ...]  # [begin, end) of a rank's columns of a matrix; empty: all
 
 
@@ -78,6 +80,7 @@ class Linear(msgspec.Struct):
     # float32 [in]: what a squared error of rounding costs at each input; None: unknown
     importances: np.ndarray | None = None
     adapters: Adapters | None = None  # None: no adapters
+    has_float_outputs: bool = False  # they are float32 whatever the type of activations is
     bias_name: str = ""  # if it is not stored next to the weight, as for a head with tied embeddings
     weight: Tensor = None
     bias: Tensor = None

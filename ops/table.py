@@ -87,7 +87,7 @@ class KeptRows(AttentionMetadata, Protocol):
 class Inputs(AttentionMetadata, Protocol):
     """Inputs of all rows of a step."""
 
-    is_made_on_device: bool  # `begin` computes the tensors (`ops/paddle/metadata.py`, InPlace); otherwise they are ready
+    is_made_on_device: bool  # `begin` computes the tensors (`ops/step_layout.py`, InPlace); otherwise they are ready
     logit_row_ids: Tensor  # int32 [...]: kept rows that need logits
     token_ids: Tensor  # int32 [max_rows]
     same_inputs: Sequence[tuple[int, int]]  # tokens that are embedded as another one: both

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 ALIGNMENT = 64
+_NUMBERS_OF_BLOCK = 1 << 20  # rounded at a time
 
 
 class WeightFormat(msgspec.Struct, frozen=True):
@@ -91,6 +92,17 @@ def fill_parts(array: np.ndarray, fills: Fills) -> None:
         fill(array[begin : begin + num_rows])
         begin += num_rows
     assert begin == len(array), f"{begin} of {len(array)} rows are filled"
+
+
+def bfloat16_bits(values: np.ndarray, bits: np.ndarray) -> None:
+    """Round `values` (float32, float16, or bits already) to nearest, ties to even, into `bits`, uint16 of the same shape."""
+    step = max(1, _NUMBERS_OF_BLOCK // max(1, values[:1].size))
+    for begin in range(0, len(values), step):
+        block = values[begin : begin + step]
+        if block.dtype != np.uint16:
+            words = block.astype(np.float32).view(np.uint32)
+            block = (words + (0x7FFF + (words >> 16 & 1)).astype(np.uint32)) >> 16
+        bits[begin : begin + step] = block
 
 
 def float32(values: Values) -> np.ndarray:

@@ -33,6 +33,12 @@ class AllocationProperties(ctypes.Structure):
     )
 
 
+class MemoryHandle(ctypes.Structure):
+    """CUipcMemHandle."""
+
+    _fields_ = (("reserved", c_ubyte * 64),)
+
+
 class AccessDescription(ctypes.Structure):
     """CUmemAccessDesc."""
 
@@ -65,13 +71,23 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemsetD8_v2": (c_uint64, c_ubyte, c_size_t),
     "cuMemcpyHtoD_v2": (c_uint64, c_void_p, c_size_t),
     "cuMemcpyDtoH_v2": (c_void_p, c_uint64, c_size_t),
+    "cuMemsetD8Async": (c_uint64, c_ubyte, c_size_t, c_void_p),
+    "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
+    "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, c_void_p),
     "cuMemcpyDtoDAsync_v2": (c_uint64, c_uint64, c_size_t, c_void_p),
+    # memory of the host that a card reads and writes by itself
     "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
+    "cuMemHostGetDevicePointer_v2": (_Address, c_void_p, c_uint),
+    # memory of another process on this machine
+    "cuIpcGetMemHandle": (POINTER(MemoryHandle), c_uint64),
+    "cuIpcOpenMemHandle_v2": (_Address, MemoryHandle, c_uint),
+    "cuIpcCloseMemHandle": (c_uint64,),
     # streams, events, kernels and graphs
     "cuStreamCreate": (_Object, c_uint),
     "cuStreamSynchronize": (c_void_p,),
     "cuEventCreate": (_Object, c_uint),
     "cuEventRecord": (c_void_p, c_void_p),
+    "cuEventQuery": (c_void_p,),
     "cuEventSynchronize": (c_void_p,),
     "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
     "cuModuleLoadData": (_Object, c_char_p),
@@ -82,6 +98,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuStreamEndCapture": (c_void_p, _Object),
     "cuGraphInstantiateWithFlags": (_Object, c_void_p, c_uint64),
     "cuGraphLaunch": (c_void_p, c_void_p),
+    "cuGraphDestroy": (c_void_p,),
+    "cuGraphExecDestroy": (c_void_p,),
 }
 
 # CUdevice_attribute

@@ -38,7 +38,7 @@ BY_HAND = {  # run by hand; their docstrings name what to install
     },
 }
 IMAGE_READERS = ("engine/media/", "tools/bench/transformers_pictures.py", "tools/demo/vision/")
-PADDLE_USERS = ("ops/cuda/table.py", "ops/paddle/", "workers/devices/", "workers/rank_group/gloo.py")
+PADDLE_USERS = ("ops/paddle/", "workers/devices/", "workers/rank_group/gloo.py")
 
 
 packages_distributions = cache(importlib.metadata.packages_distributions)

@@ -416,19 +416,24 @@ has_gpu() { [ -e /dev/nvidiactl ] || [ -e /dev/dxg ]; } # the latter where Windo
 
 # Whether the device is up to us, and there is a GPU for which an earlier start has installed Paddle.
 finds_gpu() {
-  [ -e "$root/.venv-gpu/.tokamak-gpu" ] && has_gpu && ! asked ops native "$@" &&
+  [ -e "$root/.venv-gpu/.tokamak-gpu" ] && has_gpu && needs_paddle "$@" &&
     { asked device "" "$@" || asked device auto "$@"; }
 }
 
-# The extra that has the build of Paddle which options of tools/serve need; nothing where native ops do.
+needs_paddle() { asked ops reference "$@" || asked ops fused "$@"; }
+
+# The extra that options of tools/serve need: a build of Paddle, or the compiler of kernels for NVIDIA's cards; nothing where native
+# ops do.
 paddle_build() {
   if [ -n "${TOKAMAK_EXTRA:-}" ]; then
     echo "$TOKAMAK_EXTRA"
+  elif asked device gpu "$@" && ! needs_paddle "$@"; then
+    echo cuda
   elif asked device gpu "$@" || finds_gpu "$@"; then
     echo gpu
   elif asked device xpu "$@"; then
     echo xpu
-  elif asked ops reference "$@" || asked ops fused "$@"; then
+  elif needs_paddle "$@"; then
     echo cpu
   fi
 }

@@ -60,7 +60,7 @@ class WorkerActor(Actor):
 
     def on_start(self) -> None:
         config = self.context.config
-        tell_progress(self.context, "starting" if config.ops == "native" else "starting Paddle")
+        tell_progress(self.context, "starting" if config.ops in ("native", "cuda") else "starting Paddle")
         from workers.extensions.adapters.loading import AdapterLoader
         from workers.extensions.grammars.grammars import Grammars
         from workers.rank import make_rank

@@ -17,7 +17,6 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.grammars.tokens import GrammarTokens
 from engine.process.run_directory import Run
-from workers.devices.card_ops import CardRows
 from workers.devices.device import Device
 from workers.engine.batch_slots import BatchSlots
 from workers.engine.extension import Extension
@@ -68,12 +67,11 @@ class RunnerParts:
 
 
 class DeviceParts(msgspec.Struct, frozen=True):
-    """Parts of a runner that depend on its device. `rows`: to be tried before the device's ops."""
+    """Parts of a runner that depend on its device."""
 
     device: Device
     make_inputs: Callable[..., StepInputs]
     make_plan: Callable[..., Plan]
-    rows: CardRows | None = None
 
 
 def build_runner(parts: RunnerParts, device_parts: DeviceParts) -> ModelRunner:
@@ -90,9 +88,7 @@ class _Assembly:
         self._peers, self._on_op, self._features = peers, parts.on_op, features
         self._device = device = device_parts.device
         self._has_drafts = config.speculative_config.has_mtp
-        settle_ops(
-            config, model, device, device_parts.rows, peers, has_encoder=features is not None, has_drafts=self._has_drafts
-        )
+        settle_ops(config, model, device, peers, has_encoder=features is not None, has_drafts=self._has_drafts)
         self._spec = KVCacheSpec.of(model, config.block_size, config.kv_cache_dtype, self._has_drafts)
         self._cache = map_kv_cache(parts.arena, self._spec, config.num_kv_blocks, device)
         self._media = [MediaColumns(model, features.arena.rows if features else None)] if model.vision else []

@@ -40,7 +40,7 @@ def make_rank(context: ActorContext, beat: Callable[[], None]) -> Rank:
     context.row.beat(time.monotonic_ns())
     memory: tuple[MemoryFile, ...] = (context.arena(),)
     report_progress_to(context.row.heartbeat_word)
-    if config.ops != "native":
+    if config.ops not in ("native", "cuda"):
         from ops.paddle import progress
 
         progress.report_progress_to(beat)

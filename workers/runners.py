@@ -2,9 +2,10 @@
 
     cpu         native ops and tapes, or reference ops on Paddle's CPU place; the host makes the inputs in memory that the ops
                 read, and samples. A step is complete when `start` returns: waiting elsewhere gains nothing.
-    gpu         NVIDIA GPUs with Paddle: reference ops or CUDA ops, graphs on request. The device makes the inputs from
-                one copy, and samples if it can; otherwise the native sampler does, from logits fetched into pinned
-                memory. The cache may be memory of the card that the supervisor holds: a restarted worker finds it.
+    gpu         NVIDIA GPUs: CUDA ops on the driver, without Paddle, or Paddle's reference or fused ops. Graphs on request.
+                The device makes the inputs from one copy, and samples if it can; otherwise the native sampler does, from
+                logits fetched into pinned memory. The cache may be memory of the card that the supervisor holds: a
+                restarted worker finds it.
     xpu, other  Kunlun XPUs and custom devices with Paddle, which have the same interface. `Capabilities` shows at the start
                 if a device lacks asynchronous copies or graphs.
 
@@ -16,10 +17,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from engine.config import EngineConfig
+from engine.errors import OptionError
 from engine.messages import Step, StepResult
 from workers.assembly import DeviceParts, RunnerParts, build_runner
-from workers.devices.card_ops import card_rows
 from workers.devices.device import make_device
 from workers.devices.persistent_kv_arena import PersistentKvArena
 from workers.engine.device_inputs import DeviceInputs
@@ -97,8 +97,8 @@ class Ahead:
 
 
 def make_runner(parts: RunnerParts) -> Runner:
-    """Return the runner of the configuration's device. Adapters are supported only on the CPU so far."""
-    kind = "cpu" if parts.adapters is not None else parts.config.device
+    """Return the runner of the configuration's device. Adapters need native or CUDA ops."""
+    kind = "cpu" if parts.adapters is not None and parts.config.ops != "cuda" else parts.config.device
     if parts.device_arena >= 0 or kind == "gpu":
         return gpu_runner(parts)
     return cpu_runner(parts) if kind == "cpu" else xpu_runner(parts)
@@ -125,19 +125,24 @@ def gpu_runner(parts: RunnerParts) -> Ahead:
     lasting = None
     if parts.device_arena >= 0:
         lasting = PersistentKvArena(config.device_arena_library, peers.rank, parts.device_arena, parts.arena)
+    if config.ops == "cuda":
+        from workers.devices.cuda.device import cuda_device  # only on cards
+
+        if peers.share_experts:
+            raise OptionError("--ops cuda cannot share experts among replicas yet; remove --enable-expert-parallel")
+        card = cuda_device(config.device_arena_library, peers.rank, config.dtype, lasting, peers.communicator)
+        if parts.features is not None:
+            card.lend(parts.features.arena.rows)
+        if parts.adapters is not None:
+            card.lend(parts.adapters.memory)
+            parts.adapters.is_lent = True
+        make_inputs = StepInputs if config.speculative_config.has_mtp else DeviceInputs
+        return Ahead(build_runner(parts, DeviceParts(card, make_inputs, make_plan)))
     device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings, lasting=lasting)
-    rows = card_rows(config.device_arena_library, peers.rank, _needed_by(config)) if config.ops == "cuda" else None
-    return Ahead(build_runner(parts, DeviceParts(device, DeviceInputs, make_plan, rows)))
+    return Ahead(build_runner(parts, DeviceParts(device, DeviceInputs, make_plan)))
 
 
 def xpu_runner(parts: RunnerParts) -> Ahead:
     config, peers = parts.config, parts.peers
     device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings)
     return Ahead(build_runner(parts, DeviceParts(device, DeviceInputs, make_plan)))
-
-
-def _needed_by(config: EngineConfig) -> str:
-    """Return the option that only the CUDA ops support on a card, or an empty string."""
-    if config.quantization != "none":
-        return f"--quantization {config.quantization}"
-    return "" if config.kv_cache_dtype == "float32" else f"--kv-cache-dtype {config.kv_cache_dtype}"

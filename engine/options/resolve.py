@@ -174,7 +174,9 @@ def _resolved(
         if not (shortage := _shortage(values, record, model_path, card_bytes)):
             raise
         raise OptionError(f"{error}. Also missing: {shortage}") from error
-    ops = resolve_ops(values["ops"], device, allows_variant=values["allow_variant_ops"])
+    shares_experts = values["enable_expert_parallel"] and num_ranks > 1
+    allows_variant = values["allow_variant_ops"]
+    ops = resolve_ops(values["ops"], device, num_ranks, ask, allows_variant=allows_variant, shares_experts=shares_experts)
     dtype = resolve_dtype(values["dtype"], ops, processor_flags() if flags is None else flags, values["cpu_kernels"])
     parts = _Parts(model_path, record, pooling, device, ops, dtype, num_ranks, ask, choose_kernels)
     *others, last = quantizations(values["quantization"], ops, model, model_path)
@@ -240,7 +242,8 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
 
         largest = captures["max_cudagraph_capture_size"]
         num_values = StoredWeights.read(model_path).num_values
-        needs = card_needs(model, num_values, values, limit, largest, kv_cache.num_tables)
+        value_bytes = 2 if dtype == "bfloat16" else 4
+        needs = card_needs(model, num_values, values, limit, largest, kv_cache.num_tables, value_bytes)
         if is_card_filled:
             num_kv_blocks = card_blocks(card_bytes, values["gpu_memory_utilization"], needs, kv_cache.bytes_per_block)
         elif checks_memory:
@@ -296,7 +299,7 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
             values["speculative_config"].max_drafts,
         ),
         **resolve_http(options, run_dir),
-        **resolve_lora(options, model, device, served_names),
+        **resolve_lora(options, model, device, ops, served_names),
         otlp_traces_endpoint=_collector(values["otlp_traces_endpoint"]),
         **resolve_encoder(values, model),
         **resolve_media(options, record, limit, ops),

@@ -18,7 +18,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.errors import TooLargeError
 from shm.sizes import size_text
 
-_BYTES = 4  # per value
+_BYTES = 4  # of an integer, and of a value in float32
 _MAX_SCORES = 1 << 23  # in one attention pass, with this many copies
 _COPIES_OF_SCORES = 4
 _MAX_GATHERED = 1 << 24  # gathered expert weights for a group of rows, or of one expert
@@ -27,7 +27,7 @@ _ROWS_OF_INNER = 3
 _MASK_BYTES = 16  # per row and key of a step: comparisons and their results
 _KEY_SPLIT = 64
 _MIB = 1 << 20
-_ROUNDED_BYTES = {"none": _BYTES, "wint8": 1, "wint4": 0.5 + _BYTES / 32}  # per value: a scale covers at least 32 of them
+_ROUNDED_BYTES = {"wint8": 1, "wint4": 0.5 + _BYTES / 32}  # per value: a scale covers at least 32 of them
 
 
 class CardNeeds(msgspec.Struct, frozen=True):
@@ -48,10 +48,16 @@ class CardNeeds(msgspec.Struct, frozen=True):
 
 
 def card_needs(
-    model: ModelConfig, num_weights: int, values: dict[str, Any], max_model_len: int, largest: int, num_tables: int = 1
+    model: ModelConfig,
+    num_weights: int,
+    values: dict[str, Any],
+    max_model_len: int,
+    largest: int,
+    num_tables: int = 1,
+    value_bytes: int = _BYTES,
 ) -> CardNeeds:
     """Return the needs. `values`: of the options. `largest`: rows of the largest captured step, 0 if none is captured.
-    `num_tables`: block tables of a sequence."""
+    `num_tables`: block tables of a sequence. `value_bytes`: of weights that are not rounded, and of hidden states."""
     num_drafts: int = values["speculative_config"].max_drafts
     seats: int = values["max_num_seqs"]
     rows = max_rows(values["max_num_batched_tokens"], seats)
@@ -63,18 +69,18 @@ def card_needs(
     def step_of(num_rows: int) -> int:
         width = _ROWS_OF_HIDDEN * model.hidden_size + _ROWS_OF_INNER * _inner(model)
         in_attention = min(num_rows * keys * model.num_attention_heads, _MAX_SCORES) * _COPIES_OF_SCORES * _BYTES
-        return num_rows * (_BYTES * width + _MASK_BYTES * keys) + in_attention + _gathered_bytes(model) + logits
+        return num_rows * (value_bytes * width + _MASK_BYTES * keys) + in_attention + _gathered_bytes(model) + logits
 
-    weights = _weights_bytes(model, num_weights, values["quantization"]) if num_weights else 0
+    weights = _weights_bytes(model, num_weights, values["quantization"], value_bytes) if num_weights else 0
     return CardNeeds(weights, inputs, step_of(rows), step_of(largest) if largest else 0)
 
 
-def _weights_bytes(model: ModelConfig, num_weights: int, quantization: str) -> int:
+def _weights_bytes(model: ModelConfig, num_weights: int, quantization: str, value_bytes: int) -> int:
     """Return the bytes of the weights. Embeddings are floats; the head is counted as its own matrix, even if the checkpoint
     shares it."""
-    embedding, of_value = model.vocab_size * model.hidden_size, _ROUNDED_BYTES[quantization]
+    embedding, of_value = model.vocab_size * model.hidden_size, _ROUNDED_BYTES.get(quantization, value_bytes)
     others = max(num_weights - embedding * (1 if model.tie_word_embeddings else 2), 0)
-    return math.ceil(_BYTES * embedding + max(of_value, 1) * embedding + of_value * others)
+    return math.ceil(value_bytes * embedding + max(of_value, 1) * embedding + of_value * others)
 
 
 def card_blocks(card_bytes: int, utilization: float, needs: CardNeeds, block_bytes: int) -> int:
@@ -107,8 +113,7 @@ def card_shortage(
     """Return what memory the device lacks; empty if it has enough, or its memory is unknown (0)."""
     if not card_bytes:
         return ""
-    known = values if values["quantization"] in _ROUNDED_BYTES else values | {"quantization": "none"}
-    needs = card_needs(model, num_weights, known, max_model_len, 0, spec.num_tables)
+    needs = card_needs(model, num_weights, values, max_model_len, 0, spec.num_tables)
     try:
         card_blocks(card_bytes, values["gpu_memory_utilization"], needs, spec.bytes_per_block)
     except TooLargeError as error:

@@ -1,7 +1,7 @@
-"""Device, ops and plan of an engine, checked against the installed Paddle. Used by `resolve.py`.
+"""Device, ops and plan of an engine, checked against the machine's cards and the installed Paddle. Used by `resolve.py`.
 
-Native ops on the CPU do not use Paddle. Otherwise Paddle is queried in a separate process, once per start, because only workers
-load Paddle.
+Native ops on the CPU and CUDA ops on NVIDIA's cards do not use Paddle. Cards and Paddle are queried in a separate process, once
+per start, because only workers load the driver and Paddle.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ WHEELS = {  # Paddle builds for each device, and the channel in Paddle's own ind
     "gpu": ("paddlepaddle-gpu", f"{INDEX}/cu126/"),
     "xpu": ("paddlepaddle-xpu", f"{INDEX}/xpu-p800/"),
 }
+_NVRTC = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")  # distributions of the compiler of our kernels
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")  # NVIDIA devices on Linux, and on Windows (WSL2)
 ARENA_LIBRARIES = {"gpu": CUDA_DRIVER}  # devices with memory that can survive its process
 _LONGEST_S = 120.0  # seconds that Paddle may take to load
@@ -30,15 +31,22 @@ _EMULATED = (0, 0)  # compute capability of the tests' card
 _QUESTION = (
     f"""
 import json
+from ops.cuda.compiler import EMULATED, find_nvrtc
+from ops.cuda.library import BuildError, host_command
 from shm.cuda_driver import DriverLibrary
 from shm.errors import SharedMemoryError
-asked, memory = {{"gpus": [], "driver_error": ""}}, {{}}
+asked, memory = {{"gpus": [], "driver_error": "", "compiler_error": ""}}, {{}}
 try:
     for card in DriverLibrary({CUDA_DRIVER!r}, SharedMemoryError).cards():
         asked["gpus"].append([card.name, card.capability])
         memory["gpu"] = min(memory.get("gpu", card.num_bytes), card.num_bytes)
+        if card.capability != EMULATED:
+            find_nvrtc(card.driver_version)
+    host_command()
 except SharedMemoryError as error:
     asked["driver_error"] = str(error)
+except BuildError as error:
+    asked["compiler_error"] = str(error)
 """
     + """
 try:
@@ -70,6 +78,7 @@ class InstalledPaddle(msgspec.Struct, frozen=True):
     memory: dict[str, int] = {}  # bytes of the smallest device of each kind, if Paddle or the driver reports them
     gpus: tuple[tuple[str, tuple[int, int]], ...] = ()  # name and compute capability of each, as the driver reports them
     driver_error: str = ""  # why NVIDIA's driver cannot be used
+    compiler_error: str = ""  # why kernels for these cannot be compiled
 
     @property
     def text(self) -> str:
@@ -96,7 +105,7 @@ def installed_paddle() -> InstalledPaddle:
 def resolve_device(asked: str, ops: str, num_ranks: int, ask: AskPaddle) -> str:
     """Return the device for `asked`. Raises OptionError if this Paddle does not support it, or has fewer devices than ranks."""
     if asked == "auto":
-        asked = "gpu" if has_node() and has_distribution(WHEELS["gpu"][0]) else "cpu"
+        asked = "gpu" if has_node() and any(map(has_distribution, (*_NVRTC, WHEELS["gpu"][0]))) else "cpu"
     if asked == "cpu":
         if ops not in ("auto", "native") and not any(has_distribution(name) for name, _ in WHEELS.values()):
             raise OptionError(f"--ops {ops} on --device cpu needs Paddle, which is not installed; {remedy('cpu')}")
@@ -109,26 +118,32 @@ def resolve_device(asked: str, ops: str, num_ranks: int, ask: AskPaddle) -> str:
 
 def _missing(asked: str, ops: str, num_ranks: int, found: InstalledPaddle) -> Iterator[str]:
     """Yield everything that the device lacks, with remedies."""
+    if asked != "gpu" or ops not in ("auto", "cuda"):
+        yield from _missing_for_paddle(asked, num_ranks, found)
+        return
+    missing = list(_missing_for_cuda(num_ranks, found))
+    if missing and (ops == "cuda" or any(_missing_for_paddle(asked, num_ranks, found))):  # else those of Paddle serve
+        yield from missing
+
+
+def _missing_for_paddle(asked: str, num_ranks: int, found: InstalledPaddle) -> Iterator[str]:
+    if asked == "gpu" and found.driver_error:
+        yield f"--device gpu needs NVIDIA's driver: {found.driver_error}; install it, or use --device cpu"
     if not found.version:
         cause = f" ({found.error})" if found.error else ""
         yield f"--device {asked} needs Paddle, which is not installed or cannot be loaded{cause}; {remedy(asked)}"
     elif asked not in found.cards:
         yield f"--device {asked} is not supported by the installed {found.text}; {remedy(asked)}"
     elif (count := found.cards[asked]) < num_ranks and not (asked == "gpu" and found.driver_error):
-        yield (
-            f"--device {asked}: {num_ranks} ranks (--tensor-parallel-size times --data-parallel-size) need one "
-            f"device each, but Paddle {found.version} finds {count}; use at most {max(count, 1)}, or make more "
-            "devices visible"
-        )
-    if asked == "gpu":
-        yield from _missing_of_gpus(ops, num_ranks, found)
+        yield f"{_too_few(asked, num_ranks)}, but Paddle {found.version} finds {count}; {_fewer_ranks(count)}"
 
 
-def _missing_of_gpus(ops: str, num_ranks: int, found: InstalledPaddle) -> Iterator[str]:
+def _missing_for_cuda(num_ranks: int, found: InstalledPaddle) -> Iterator[str]:
+    """Yield what CUDA ops lack: they need a driver, a card for each rank and a compiler, but no Paddle."""
     if found.driver_error:
         yield f"--device gpu needs NVIDIA's driver: {found.driver_error}; install it, or use --device cpu"
-    if ops not in ("auto", "cuda"):
-        return  # Paddle's ops may support older cards
+    elif (count := len(found.gpus)) < num_ranks:
+        yield f"{_too_few('gpu', num_ranks)}, but the driver finds {count}; {_fewer_ranks(count)}"
     for number, (name, capability) in enumerate(found.gpus[:num_ranks]):
         if _EMULATED != capability < LEAST_CAPABILITY:
             yield (
@@ -136,6 +151,17 @@ def _missing_of_gpus(ops: str, num_ranks: int, found: InstalledPaddle) -> Iterat
                 f"{'.'.join(map(str, LEAST_CAPABILITY))} is needed; use a newer one (CUDA_VISIBLE_DEVICES chooses), "
                 "--ops fused or --device cpu"
             )
+    if found.compiler_error:
+        yield f"--device gpu compiles its kernels, but cannot: {found.compiler_error}"
+
+
+def _too_few(asked: str, num_ranks: int) -> str:
+    ranks = "ranks (--tensor-parallel-size times --data-parallel-size)"
+    return f"--device {asked}: {num_ranks} {ranks} need one device each"
+
+
+def _fewer_ranks(count: int) -> str:
+    return f"use at most {max(count, 1)}, or make more devices visible"
 
 
 def has_node(nodes: tuple[str, ...] = GPU_NODES) -> bool:
@@ -153,9 +179,13 @@ def remedy(device: str) -> str:
     return f"run pip install '{DISTRIBUTION}[{device}]'{where} ({wheel}){script}"
 
 
-def resolve_ops(asked: str, device: str, *, allows_variant: bool) -> str:
-    """Return the op table for `asked` on `device`."""
+def resolve_ops(asked: str, device: str, num_ranks: int, ask: AskPaddle, *, allows_variant: bool, shares_experts: bool) -> str:
+    """Return the op table for `asked` on `device`. `shares_experts`: whether replicas share them."""
     found = _ops(asked, device)
+    if found == "auto":  # of a GPU
+        found = "fused" if shares_experts or any(_missing_for_cuda(num_ranks, ask())) else "cuda"
+    if found == "cuda" and shares_experts:
+        raise OptionError("--ops cuda cannot share experts among replicas; use --ops fused, or remove --enable-expert-parallel")
     if found == "cuda" and device != "gpu":
         raise OptionError(f"--ops cuda needs --device gpu, but the device is {device}; use --ops auto")
     if allows_variant and found not in ("fused", "cuda"):
@@ -166,7 +196,7 @@ def resolve_ops(asked: str, device: str, *, allows_variant: bool) -> str:
 def _ops(asked: str, device: str) -> str:
     if asked == "native" and device != "cpu":
         raise OptionError(f"--ops native needs --device cpu, but the device is {device}; use --ops auto")
-    if asked == "auto":
+    if asked == "auto" and device != "gpu":
         return "native" if device == "cpu" else "fused"
     return asked
 
@@ -178,7 +208,7 @@ def resolve_plan(asked: str, ops: str, device: str) -> str:
             f"--plan {asked}: on --device {device} only native ops can be recorded, but the ops are {ops}; use --plan auto"
         )
     if asked == "auto":
-        return "tape" if ops == "native" else "eager"
+        return {"native": "tape", "cuda": "captured"}.get(ops, "eager")
     return asked
 
 

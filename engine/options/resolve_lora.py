@@ -16,7 +16,7 @@ from shm.sizes import size_text
 DEFAULT_LORAS = 4
 
 
-def resolve_lora(options: OptionValues, model: ModelConfig, device: str, names: Sequence[str]) -> dict[str, Any]:
+def resolve_lora(options: OptionValues, model: ModelConfig, device: str, ops: str, names: Sequence[str]) -> dict[str, Any]:
     """Return fields of the configuration. `names`: served names of the model itself."""
     values = options.values
     modules: tuple[LoraModule, ...] = tuple(values["lora_modules"])
@@ -27,10 +27,9 @@ def resolve_lora(options: OptionValues, model: ModelConfig, device: str, names: 
     trouble = why_not_adaptable(model)
     if trouble:
         raise OptionError(f"--enable-lora: {model.architecture} models do not support adapters, {trouble}; remove it")
-    if device != "cpu":
-        raise OptionError(
-            f"--enable-lora: adapters are supported only on the CPU, but the device is {device}; remove it, or use --device cpu"
-        )
+    if device != "cpu" and ops != "cuda":
+        where = f"the device is {device} and the ops are {ops}"
+        raise OptionError(f"--enable-lora: adapters need the CPU or CUDA ops, but {where}; remove it, or use --device cpu")
     taken = list(names)
     for module in modules:
         if module.name in taken:

@@ -94,7 +94,7 @@ def _drafts_bytes(config: EngineConfig) -> int:
 
 
 def _processes_bytes(config: EngineConfig, names: Sequence[str]) -> int:
-    num_with_paddle = config.num_ranks if config.ops != "native" else 0
+    num_with_paddle = config.num_ranks if config.ops not in ("native", "cuda") else 0
     return (1 + len(names)) * _PROCESS_BYTES + num_with_paddle * _PADDLE_BYTES + SHARED_BUDGET_BYTES
 
 

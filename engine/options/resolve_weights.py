@@ -25,9 +25,13 @@ _PLAIN_TYPES = ("F32", "F16", "BF16")
 def resolve_dtype(asked: str, ops: str, processor_flags: frozenset[str], kernels: str = "auto") -> str:
     """Return the type for `asked`. Engines with `kernels` pinned to one variant use the same type, whatever their processors
     support."""
+    if ops == "cuda":
+        return "bfloat16" if asked == "auto" else asked
     if ops != "native":
         if asked == "bfloat16":
-            raise OptionError(f"--dtype bfloat16 needs native ops, but the ops are {ops}; use --dtype float32")
+            raise OptionError(
+                f"--dtype bfloat16 needs native ops (--ops cuda on GPUs), but the ops are {ops}; use --dtype float32"
+            )
         return "float32"
     if asked == "auto":
         has_products = _BFLOAT16_FLAG in processor_flags if kernels == "auto" else kernels in _BFLOAT16_KERNELS

@@ -409,8 +409,8 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "ops",
             choice("auto", "native", "reference", "fused", "cuda"),
             "auto",
-            "implementation of the ops; native: own CPU kernels, reference: plain Paddle, fused: Paddle's fused ops "
-            "where a check at startup finds them correct, cuda: own kernels for NVIDIA GPUs",
+            "implementation of the ops; native: own CPU kernels, cuda: own kernels for NVIDIA GPUs, reference: plain Paddle, "
+            "fused: Paddle's fused ops where a check at startup finds them correct",
         ),
         Option(
             "allow-variant-ops",

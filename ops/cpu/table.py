@@ -31,6 +31,7 @@ from ops.cpu.work import (
     rotation_work,
 )
 from ops.modules import (
+    ACTIVATIONS,
     AdaptedPart,
     AttentionShape,
     ColumnRules,
@@ -65,8 +66,6 @@ from ops.table import (
 )
 
 KV_TYPES = ("float32", "bfloat16", "int8")  # as `KvType` in native/kernels.h
-# as `Activation` in native/kernels.h
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "tanh", "sigmoid")
 _NO_BOUNDS = np.zeros(1, np.int32)
 assert KEY_SPLIT == _cpu.KEY_SPLIT, "ops/table.py and native/kernels.h split keys differently"
 

@@ -8,6 +8,7 @@
 // `launch` returns 0, or 1 and leaves the kernel's error in `emulation::error()`. One launch at a time in a process.
 #pragma once
 
+#include <sched.h>
 #include <setjmp.h>
 #include <ucontext.h>
 
@@ -98,6 +99,9 @@ inline void seed(unsigned value) { machine().random.seed(value); }
     own.state = state;
     if (_setjmp(own.here) == 0) _longjmp(machine().scheduler, 1);
 }
+
+// Lets other processes run, one of which may change what a thread waits for.
+inline void give_way() { sched_yield(); }
 
 // Ends the kernel. The fiber's frames are abandoned; nothing on them needs a destructor.
 [[noreturn, gnu::noinline]] inline void fail(const std::string &text) {

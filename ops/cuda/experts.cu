@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 1) expert_linear(ExpertLinear o)
         x, o.weights, static_cast<long long>(expert) * o.weights.num_outputs, blockIdx.x * TILE_OUTPUTS,
         [&](int row) {
             long long choice = choice_of(row);
-            return choice < 0 ? choice : choice / o.x_divisor;
+            return choice < 0 ? choice : choice / o.x_divisor * o.weights.num_inputs;
         },
         [&](int row, int output, float sum) {
             if (!o.bias.is_empty()) sum += o.bias[static_cast<long long>(expert) * o.weights.num_outputs + output];
@@ -159,6 +159,16 @@ __global__ void combine(Combine o) {
         if (!shared.is_empty()) sum += to_float(shared[row * o.width + i]);
         y[row * o.width + i] = from_float<T>(sum);
     }
+}
+
+template <typename T>
+__global__ void choose(Choose o) {
+    int row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= o.num_rows) return;
+    long long choice = static_cast<long long>(row) * o.num_chosen + o.index;
+    o.chosen[row] = o.ids[choice];
+    o.ones[row] = 1.0f;
+    o.factors.as<T>()[row] = from_float<T>(o.weights[choice]);
 }
 
 }  // namespace
@@ -196,5 +206,11 @@ extern "C" int tokamak_ExpertLinear(const ExpertLinear *o, void *stream) {
 
 extern "C" int tokamak_Combine(const Combine *o, void *stream) {
     return with_type(o->type, [&](auto x) { return launch<combine<decltype(x)>>(*o, dim3(o->num_rows), 128, 0, stream); });
+}
+
+extern "C" int tokamak_Choose(const Choose *o, void *stream) {
+    constexpr int THREADS = 128;
+    dim3 grid((o->num_rows + THREADS - 1) / THREADS);
+    return with_type(o->type, [&](auto x) { return launch<choose<decltype(x)>>(*o, grid, THREADS, 0, stream); });
 }
 #endif

@@ -35,7 +35,7 @@ class RowError(Exception):
 
 
 class Kernels(Protocol):
-    """Kernels on a card (`workers/devices/card_ops.py`)."""
+    """Kernels on a card (`workers/devices/card_kernels.py`)."""
 
     launch_address: int  # of cuLaunchKernel
 

@@ -6,15 +6,34 @@
 
 namespace {
 
+template <typename T>
+DEVICE void keep(const Linear &o, long long place, float value) {
+    if (o.floats.is_empty()) o.y.as<T>()[place] = from_float<T>(value);
+    else o.floats[place] = value;
+}
+
 template <typename T, typename W>
 __global__ void __launch_bounds__(TILE_THREADS, 1) linear_of_tiles(Linear o) {
-    Buffer<T> x = o.x.as<T>(), y = o.y.as<T>();
-    int first_row = blockIdx.y * TILE_ROWS;
-    auto row_of = [&](int row) { return first_row + row < o.num_rows ? static_cast<long long>(first_row + row) : -1; };
-    multiply_tile<T, W>(x, o.weights, 0, blockIdx.x * TILE_OUTPUTS, row_of, [&](int row, int output, float sum) {
+    long long first_row = static_cast<long long>(blockIdx.y) * TILE_ROWS;
+    auto start_of = [&](int row) { return first_row + row < o.num_rows ? (first_row + row) * o.weights.num_inputs : -1; };
+    multiply_tile<T, W>(o.x.as<T>(), o.weights, 0, blockIdx.x * TILE_OUTPUTS, start_of, [&](int row, int output, float sum) {
         if (!o.bias.is_empty()) sum += o.bias[output];
-        y[row_of(row) * o.weights.num_outputs + output] = from_float<T>(sum);
+        keep<T>(o, (first_row + row) * o.weights.num_outputs + output, sum);
     });
+}
+
+template <typename T, typename W>
+__global__ void __launch_bounds__(TILE_THREADS, 1) head_linear(HeadLinear o) {
+    Buffer<T> y = o.y.as<T>();
+    int head = blockIdx.z, num_outputs = o.weights.num_outputs;
+    long long first_row = static_cast<long long>(blockIdx.y) * TILE_ROWS;
+    auto start_of = [&](int row) {
+        return first_row + row < o.num_rows ? ((first_row + row) * o.heads + head) * o.stride : -1;
+    };
+    multiply_tile<T, W>(o.x.as<T>(), o.weights, static_cast<long long>(head) * num_outputs, blockIdx.x * TILE_OUTPUTS, start_of,
+                        [&](int row, int output, float sum) {
+                            y[((first_row + row) * o.heads + head) * num_outputs + output] = from_float<T>(sum);
+                        });
 }
 
 constexpr int LARGE_ROWS = 128, LARGE_OUTPUTS = 128, LARGE_THREADS = 256, STAGES = 3;
@@ -23,7 +42,7 @@ constexpr int STRIDE = STEP + 8;  // length of a line in shared memory: eight li
 // Only for weights of x's type. Eight warps, with 64 rows and 32 outputs each.
 template <typename T>
 __global__ void __launch_bounds__(LARGE_THREADS) large_linear(Linear o) {
-    Buffer<T> x = o.x.as<T>(), y = o.y.as<T>();
+    Buffer<T> x = o.x.as<T>();
     Buffer<T> weights{reinterpret_cast<T *>(o.weights.values.data), o.weights.values.count / static_cast<long long>(sizeof(T))};
     constexpr int PART = LARGE_ROWS * STRIDE;
     Buffer<T> shared = dynamic_shared<T>(0, 2 * STAGES * PART);
@@ -88,7 +107,7 @@ __global__ void __launch_bounds__(LARGE_THREADS) large_linear(Linear o) {
         if (row >= o.num_rows || output >= o.weights.num_outputs) continue;
         float value = total[i / 16][i / 4 % 4][part];
         if (!o.bias.is_empty()) value += o.bias[output];
-        y[static_cast<long long>(row) * o.weights.num_outputs + output] = from_float<T>(value);
+        keep<T>(o, static_cast<long long>(row) * o.weights.num_outputs + output, value);
     }
 }
 
@@ -101,6 +120,12 @@ template <typename T, typename W>
 int run_tiles(const Linear &o, void *stream) {
     dim3 grid((o.weights.num_outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS, (o.num_rows + TILE_ROWS - 1) / TILE_ROWS);
     return launch<linear_of_tiles<T, W>>(o, grid, TILE_THREADS, 0, stream);
+}
+
+template <typename T, typename W>
+int run_heads(const HeadLinear &o, void *stream) {
+    dim3 grid((o.weights.num_outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS, (o.num_rows + TILE_ROWS - 1) / TILE_ROWS, o.heads);
+    return launch<head_linear<T, W>>(o, grid, TILE_THREADS, 0, stream);
 }
 
 template <typename T>
@@ -121,5 +146,9 @@ int run(const Linear &o, void *stream) {
 
 extern "C" int tokamak_Linear(const Linear *o, void *stream) {
     return with_type(o->type, [&](auto x) { return run<decltype(x)>(*o, stream); });
+}
+
+extern "C" int tokamak_HeadLinear(const HeadLinear *o, void *stream) {
+    return with_type(o->type, [&](auto x) { return run_heads<decltype(x), decltype(x)>(*o, stream); });
 }
 #endif

@@ -76,9 +76,9 @@ DEVICE Eight<T> load_weights(const Weights &w, long long output, int first) {
     }
 }
 
-// `row_of(row)`: the row of x for a row of the tile, -1: none. `store(row, output, sum)` gets each sum of the existing rows.
-template <typename T, typename W, typename RowOf, typename Store>
-DEVICE void multiply_tile(const Buffer<T> &x, const Weights &w, long long first_weight, int first_output, RowOf row_of,
+// `start_of(row)`: where the row of x begins for a row of the tile, -1: none. `store(row, output, sum)` gets each sum of the existing rows.
+template <typename T, typename W, typename StartOf, typename Store>
+DEVICE void multiply_tile(const Buffer<T> &x, const Weights &w, long long first_weight, int first_output, StartOf start_of,
                           Store store) {
     SHARED Shared<float, QUARTERS * TILE_ROWS * TILE_OUTPUTS> sums;
     int thread = threadIdx.x, lane = thread % WARP, quarter = thread / WARP;
@@ -86,8 +86,8 @@ DEVICE void multiply_tile(const Buffer<T> &x, const Weights &w, long long first_
     int segment = has_scales ? w.group_size : STEP, num_segments = w.padded_inputs / segment;
     float total[2][4] = {}, sum[2][4] = {};
     auto rows = [&](int row, int first) {
-        long long of_x = row_of(row);
-        return of_x < 0 ? zeros<T>() : load_within(x, of_x * w.num_inputs, first, w.num_inputs);
+        long long start = start_of(row);
+        return start < 0 ? zeros<T>() : load_within(x, start, first, w.num_inputs);
     };
     for (int number = quarter_begin(quarter, num_segments); number < quarter_begin(quarter + 1, num_segments); ++number) {
         for (int input = number * segment; input < (number + 1) * segment; input += STEP)
@@ -117,7 +117,7 @@ DEVICE void multiply_tile(const Buffer<T> &x, const Weights &w, long long first_
     __syncthreads();
     for (int place = thread; place < TILE_ROWS * TILE_OUTPUTS; place += TILE_THREADS) {
         int row = place / TILE_OUTPUTS, output = first_output + place % TILE_OUTPUTS;
-        if (row_of(row) < 0 || output >= w.num_outputs) continue;
+        if (start_of(row) < 0 || output >= w.num_outputs) continue;
         float sum = 0.0f;
         for (int part = 0; part < QUARTERS; ++part) sum += sums[part * TILE_ROWS * TILE_OUTPUTS + place];
         store(row, output, sum);

@@ -13,6 +13,7 @@ struct Untyped {
     void *data;
     long long count;
 
+    HOST_AND_DEVICE bool is_empty() const { return count == 0; }
     template <typename T>
     HOST_AND_DEVICE Buffer<T> as() const {
         return {static_cast<T *>(data), count};
@@ -147,11 +148,206 @@ struct Weights {
 // y = x W + b.
 struct Linear {
     int type;
-    Untyped x;  // [num_rows, weights.num_inputs]
-    Untyped y;  // out [num_rows, weights.num_outputs]
+    Untyped x;         // [num_rows, weights.num_inputs]
+    Untyped y;         // out [num_rows, weights.num_outputs]; empty: the results are `floats`
+    Buffer<float> floats;  // [num_rows, weights.num_outputs]; empty: the results are `y`
     Weights weights;
     Buffer<float> bias;  // [weights.num_outputs]; empty: none
     int num_rows;
+};
+
+// A linear of each head. A row of x has `stride` numbers for a head, of which the first are its inputs.
+struct HeadLinear {
+    int type;
+    Untyped x;        // [num_rows, heads * stride]
+    Untyped y;        // out [num_rows, heads * weights.num_outputs]
+    Weights weights;  // of all heads, one after another; num_outputs are those of one
+    int num_rows;
+    int heads;
+    int stride;
+};
+
+// Adds the term of each row's adapter to some outputs of a linear: (x A) B. In a slot, A is [num_inputs, room] (the rank, in whole
+// lines of 16) from `first_a` on, and B [panels of 16 outputs, rank, 16] from `first_b` on. With `ids`, rows are those of choices
+// (row * num_chosen + number), and the adapter is that of their expert: the module and the places are larger by steps.
+struct Adapt {
+    int type;
+    Untyped x;                  // [_, num_inputs]: of each row, or of each choice
+    Untyped y;                  // [num_rows, width], in and out
+    Buffer<int> slots_of_rows;  // [_]; -1: none
+    Buffer<int> ids;            // [num_rows] experts of choices, -1: none; empty: a linear that is not an expert's
+    Buffer<float> slots;        // [num_slots, slot_numbers]
+    Buffer<int> ranks;          // [num_slots, num_modules]
+    int num_slots;
+    int slot_numbers;
+    int num_modules;
+    int num_rows;
+    int num_inputs;
+    int width;
+    int first;         // of the columns of y
+    int first_output;  // of the adapter's
+    int num_outputs;
+    int index;  // of the module
+    int first_a;
+    int first_b;
+    int index_step;   // from one expert to the next
+    int number_step;  // of its places
+    int num_chosen;   // rows of y for a row with a slot
+    int x_divisor;    // rows of y for a row of x
+};
+
+// Rows of a table that has the weights of a linear: output i is row i.
+struct Embed {
+    int type;
+    Buffer<int> ids;   // [num_rows]
+    Buffer<int> same;  // [num_same, 2]: ids that have the row of another one, and that one; empty: none
+    Untyped y;         // out [num_rows, weights.num_inputs]
+    Weights weights;
+    int num_rows;
+    int num_same;
+};
+
+// Rows of x.
+struct TakeRows {
+    int type;
+    Untyped x;        // [_, width]
+    Buffer<int> ids;  // [num_rows]
+    Untyped y;        // out [num_rows, width]
+    int num_rows;
+    int width;
+};
+
+// The columns [first, first + count) of x become the columns of y from `first_of_y` on.
+struct CopyColumns {
+    int type;
+    Untyped x;  // [num_rows, width]
+    Untyped y;  // [num_rows, width_of_y], out
+    int num_rows;
+    int width;
+    int first;
+    int count;
+    int width_of_y;
+    int first_of_y;
+};
+
+// Numbers of the row's type as float32, or the other way round.
+struct Convert {
+    int type;
+    Untyped x;             // [count]
+    Buffer<float> floats;  // [count]
+    int count;
+    int is_to_float;
+};
+
+// For each group of consecutive columns of a row: RMSNorm, or LayerNorm if `is_centered`. Of x, or of the sum x + other, which
+// is also written to `total`. Rows of x and y have `stride` numbers, of which those from `first` on are normalized.
+struct Norm {
+    int type;
+    Untyped x;             // [num_rows, stride]
+    Untyped other;         // [num_rows, stride]; empty: none
+    Untyped total;         // [num_rows, stride], out; empty: if there is no other
+    Untyped y;             // out [num_rows, stride]
+    Buffer<float> weight;  // [groups * width]
+    Buffer<float> bias;    // [groups * width]; empty: none
+    float epsilon;
+    int num_rows;
+    int stride;
+    int first;
+    int groups;
+    int width;  // of a group
+    int is_centered;
+};
+
+// activation(x), or activation(gate) * up of rows gate | up.
+struct Activate {
+    int type;
+    Untyped x;  // [num_rows, (1 + is_gated) * width]
+    Untyped y;  // out [num_rows, width]
+    int num_rows;
+    int width;
+    int is_gated;
+    int activation;  // as ACTIVATIONS in ops/modules.py
+    float alpha;     // of `GateClamp`
+    float limit;     // of `GateClamp`; 0: none
+};
+
+// x * factor + other.
+struct ScaleAndAdd {
+    int type;
+    Untyped x;      // [count]
+    Untyped other;  // [count]; empty: none
+    Untyped y;      // out [count]
+    float factor;
+    int count;
+};
+
+// x times its factors.
+struct Multiply {
+    int type;
+    Untyped x;        // [num_rows, width]
+    Untyped factors;  // [_]: num_factors for each row, or one for all
+    Untyped y;        // out [num_rows, width]
+    int num_rows;
+    int width;
+    int num_factors;  // of a row: width, 1, or 0: one for all rows
+};
+
+// Mean of `group` consecutive rows.
+struct MeanRows {
+    int type;
+    Untyped x;  // [num_rows * group, width]
+    Untyped y;  // out [num_rows, width]
+    int num_rows;
+    int group;
+    int width;
+};
+
+// x * factor + shift between the lowest and the highest value of each column: columns of y from `first` on.
+struct AdjustColumns {
+    int type;
+    Untyped x;            // [num_rows, width]
+    Untyped y;            // [num_rows, width_of_y], out
+    Buffer<float> rules;  // [4, width_of_y]: factors, shifts, lowest and highest values
+    int num_rows;
+    int width;
+    int first;
+    int width_of_y;
+};
+
+// Features replace rows of x, or are added to them.
+struct TakeFeatures {
+    int type;
+    Untyped x;                       // [num_rows, width], in and out
+    Buffer<unsigned char> features;  // [num_features, row_bytes], float32 or bfloat16
+    Buffer<int> feature_rows;        // [num_rows]: place of each row's features, -1: none
+    int num_features;
+    int row_bytes;
+    int are_bfloat16;
+    int first;  // column
+    int num_rows;
+    int width;
+    int are_added;
+};
+
+// Writes values to places.
+struct Scatter {
+    Buffer<int> to;      // [_], out
+    Buffer<int> places;  // [count]
+    Buffer<int> values;  // [count]
+    int count;
+};
+
+// The choice `index` of each row, with the weight 1; its own weight becomes a factor.
+struct Choose {
+    int type;
+    Buffer<int> ids;         // [num_rows, num_chosen]
+    Buffer<float> weights;   // [num_rows, num_chosen]
+    Buffer<int> chosen;      // out [num_rows, 1]
+    Buffer<float> ones;      // out [num_rows, 1]
+    Untyped factors;         // out [num_rows, 1]
+    int num_rows;
+    int num_chosen;
+    int index;
 };
 
 // The best experts of each row, as defined by `RoutingRule` in ops/modules.py.
@@ -235,6 +431,24 @@ struct Sample {
     int num_slots;
     int num_positions;  // of a slot's tokens
     int num_blocks;     // of a slot's table
+};
+
+// Columns that ranks have of a matrix, side by side on each of them. Each rank lends the others memory: a line of 16 numbers, the
+// first of which counts its gathers and the second is the epoch in which it lends, and two halves, each with a line (its first
+// and last column) and the rank's columns. When the epoch of the group is another one, a rank is gone: results are undefined.
+struct Gather {
+    int type;
+    Untyped x;                      // [num_rows, own]: this rank's columns, from `begin` on
+    Untyped y;                      // out [num_rows, width]
+    Buffer<unsigned char> windows;  // [8 * num_ranks]: addresses of the ranks' lent memory, each 8 bytes
+    Buffer<int> epoch;              // [1] of the group, now
+    int num_rows;
+    int own;
+    int begin;
+    int width;
+    int half_bytes;
+    int place;  // of this rank
+    int num_ranks;
 };
 
 // Arithmetic only: 256 threads of each block compute num_steps steps in each of 8 chains. A step is 4 products of a thread in

@@ -138,6 +138,7 @@ struct Registered {
 
 template <auto KERNEL, typename Operands>
 int launch(const Operands &operands, dim3 grid, int num_threads, int num_shared_bytes, void *stream) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return 0;  // there is nothing to compute
     return Registered<KERNEL, Operands>::kernel.launch(&operands, grid, num_threads, num_shared_bytes, stream);
 }
 #endif

@@ -71,11 +71,11 @@ DEVICE Eight<T> eight_of(const float (&values)[8]) {
     return result;
 }
 
-// The same for a row of `width` numbers from `row` on; its last eight may be incomplete.
+// The same for a row of `width` numbers from `start` on; its last eight may be incomplete.
 template <typename T>
-DEVICE Eight<T> load_within(const Buffer<T> &from, long long row, int first, int width) {
-    if (first + 8 <= width && width % 8 == 0) return load(from, row + first);
+DEVICE Eight<T> load_within(const Buffer<T> &from, long long start, int first, int width) {
+    if (first + 8 <= width && width % 8 == 0 && start % 8 == 0) return load(from, start + first);
     float values[8];
-    for (int i = 0; i < 8; ++i) values[i] = first + i < width ? to_float(from[row + first + i]) : 0.0f;
+    for (int i = 0; i < 8; ++i) values[i] = first + i < width ? to_float(from[start + first + i]) : 0.0f;
     return eight_of<T>(values);
 }

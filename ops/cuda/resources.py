@@ -8,10 +8,12 @@ its sources, because a run takes minutes.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -84,9 +86,9 @@ def is_kept() -> bool:
 def logs(names: Iterable[str]) -> Iterator[str]:
     """Yield what ptxas says of each kernel on each card. BuildError if there is no NVRTC, or it fails."""
     path, nowhere = find_nvrtc(), Path(os.devnull)
-    for name in names:
-        for capability in CAPABILITIES:
-            yield Compiler(path, capability, nowhere).report(name)
+    compilers = [Compiler(path, capability, nowhere) for capability in CAPABILITIES]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC compiles several programs at once
+        yield from pool.map(lambda job: job[1].report(job[0]), itertools.product(names, compilers))
 
 
 def main() -> int:

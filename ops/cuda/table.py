@@ -1,87 +1,64 @@
-"""The op table of CUDA's rows; other ops are those of the reference, in Paddle.
+"""The op table of CUDA's rows: a driver and these kernels are all that it needs.
 
-Tensors are Paddle's, on the card, or on the CPU for emulated rows. Activations are float32; weights are float32, or int8, int4
-and float4 as stored in a checkpoint or as rounded by the native table; keys and values may have any type of `operands.h`.
+Tensors are `CudaArray`s; arrays of the host (numpy's, and Paddle's on a CPU) are accepted where kernels are emulated without a
+driver. Activations have the table's type, float32 or bfloat16; sums, norms, scores and logits are float32. Weights are of that
+type, or int8, int4 and float4 as stored in a checkpoint or as rounded by the native table; keys and values may have any type of
+`operands.h`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
-import msgspec
 import numpy as np
-import paddle
 
-from ops.cpu.int_packing import rounded
+from ops.cuda.array import DTYPES, CardMemory, CudaArray, HostMemory, array_on, empty_on
 from ops.cuda.library import Library
 from ops.cuda.operands import TYPES, bound
+from ops.cuda.packing import INTEGERS, PackedExperts, PackedLinear, Packer
 from ops.modules import (
+    ACTIVATIONS,
+    AdaptedPart,
+    Adapters,
     AttentionShape,
-    Columns,
+    ColumnRules,
     Embedding,
+    ExpertAdapters,
     Experts,
+    Factor,
+    GateClamp,
+    HeadLinear,
     HeadNorm,
     KvCache,
     LatentShape,
     LayerCache,
+    LayerNorm,
     Linear,
-    Module,
     Norm,
+    Rotary,
     Router,
+    Tensor,
+    TypedPositions,
 )
-from ops.paddle import reference
-from ops.paddle.metadata import InPlace
-from ops.paddle.rank_group import ExpertOps, RankGroupOps
+from ops.step_layout import InPlace
 from ops.table import HAS_BOUNDS, KEY_SPLIT, AttentionMetadata, DeviceSampler, Inputs, OpTable, Routing, StepInputs
-from ops.weight_format import QuantizedWeight, Source, Store, Values, WeightFormat, float32
 
 KV_TYPES = ("float32", "float16", "bfloat16", "int8", "float8")
-INTEGERS = ("int8", "int4", "float4")  # kinds of weights
 KEYS_OF_PART = 512  # PART in attention.cu
-_STEP = 32  # inputs of a linear come in multiples of it
 _TILE_ROWS = 16  # rows of an expert's tile, TILE_ROWS in linear.h
 _MAX_PART_NUMBERS = 1 << 24  # scratch memory for parts of attention; beyond it, one block computes all parts of a row
-
-
-class PackedLinear(NamedTuple):
-    """Weights of a rank's outputs."""
-
-    values: paddle.Tensor
-    scales: paddle.Tensor | None
-    offsets: paddle.Tensor | None
-    type: str
-    num_inputs: int
-    padded_inputs: int
-    num_outputs: int
-    group_size: int
-
-    def operands(self) -> dict[str, Any]:
-        """Return `Weights` of operands.h."""
-        return {**self._asdict(), "type": TYPES[self.type]}
-
-
-class PackedExperts(NamedTuple):
-    """Weights of all experts, one after another."""
-
-    gate_up: PackedLinear
-    down: PackedLinear
-    gate_up_bias: paddle.Tensor | None  # [experts, num_outputs]
-    down_bias: paddle.Tensor | None
-
-    def arrays(self) -> tuple[()]:
-        """Return no arrays: nothing has to be faulted in when an expert moves to a rank."""
-        return ()
+_ROW_TILE = 2  # rows need no padding, but attention needs the tiles that inputs of padded rows have
 
 
 class Angles(NamedTuple):
     """Operands with these names."""
 
-    angle_rows: paddle.Tensor
-    cosines: paddle.Tensor
-    sines: paddle.Tensor
-    partners: paddle.Tensor
+    angle_rows: Tensor
+    cosines: Tensor
+    sines: Tensor
+    partners: Tensor
 
 
 class Step(NamedTuple):
@@ -89,153 +66,96 @@ class Step(NamedTuple):
     block_size: int
 
 
-def make_table(library: Library, stream: Callable[[], int] = lambda: 0, rank_group: RankGroupOps | None = None) -> OpTable:
-    """Return the table. `stream`: returns the address of Paddle's current stream. `rank_group`: the exchanges of several
-    ranks."""
-    rows = _Rows(library, stream, rank_group)
-    table = msgspec.structs.replace(
-        reference.TABLE,
+class Windows(NamedTuple):
+    """Memory that ranks on cards of their own lend each other, as `Gather` of operands.h reads it."""
+
+    addresses: CudaArray  # uint8 [8 * ranks]
+    epoch: np.ndarray  # int32 [1] of the group, in memory that all ranks share
+    half_bytes: int
+    place: int  # of this rank
+    num_ranks: int
+
+
+def make_table(
+    library: Library,
+    memory: CardMemory | None = None,
+    stream: Callable[[], int] = lambda: 0,
+    dtype: str = "float32",
+    windows: Callable[[], Windows] | None = None,
+) -> OpTable:
+    """Return the table. `memory`: of the card, by default the host's, for kernels that are emulated without a driver. `stream`:
+    returns the address of the current stream. `dtype`: of activations. `windows`: returns those of ranks that share a model."""
+    memory = memory or HostMemory()
+    ops = CudaOps(library, memory, stream, dtype, windows)
+    return OpTable(
         name="cuda",
-        pack=pack,
+        max_head_dim=512,
+        row_tile=_ROW_TILE,
+        pack=Packer(memory, dtype).pack,
+        layout=None,
         integer_kinds=INTEGERS,
         cache_view=lambda memory, block_size: memory,
-        clear_block=clear_block,
-        drawing=DeviceSampler(rows.draw, is_greedy=False),
+        clear_block=ops.clear_block,
+        drawing=DeviceSampler(ops.draw, is_greedy=False),
         sync_free_ops={},
-        begin=rows.begin,
-        take_features=lambda step, x, number: reference.take_features(cast(Any, step), x, number),
-        linear=rows.linear,
-        rotary_angles=rotary_angles,
-        rotate_and_store=rows.rotate_and_store,
-        attention=rows.attention,
-        keep_rows=keep_rows,
-        store_latent=rows.store_latent,
-        latent_attention=rows.latent_attention,
-        route=rows.route,
-        experts=rows.experts,
-    )
-    if rank_group is None:
-        return table
-    return rank_group.over(
-        table, ExpertOps(rows.experts, rows.experts, rows.expert_products, rows.combine, rows.chosen_of_some)
-    )
-
-
-# ------------------------------------------------------------------------------------------------------- weights and cache
-
-
-def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
-    """Pack linears for the rows, and modules of reference ops as the reference does."""
-    match module:
-        case Linear():
-            module.weight = _packed(sources["weight"](), module)
-            if "bias" in sources:
-                module.bias = paddle.to_tensor(_own(float32(sources["bias"]()), module.columns))
-        case HeadNorm():  # all queries have the same weight, and so have all keys
-            values = [float32(sources[name]()).reshape(-1) for name in ("queries", "keys")]
-            module.weight = paddle.to_tensor(np.stack([*values, np.ones_like(values[0])]))
-        case Router():
-            module.linear.weight = _packed(sources["weight"](), module.linear)
-            if "bias" in sources:
-                module.linear.bias = paddle.to_tensor(float32(sources["bias"]()))
-            if "correction" in sources:
-                module.correction = paddle.to_tensor(float32(sources["correction"]()).reshape(-1))
-            if "scales" in sources:
-                module.scales = paddle.to_tensor(float32(sources["scales"]()))
-        case Experts():
-            parts = {
-                part: _stacked([_packed(sources[f"{part}.{index}"](), linear) for index, linear in enumerate(linears)])
-                for part, linears in module.parts.items()
-            }
-            biases = {name: float32(source()) for name, source in sources.items() if name.endswith(".bias")}
-            of_each = [reference.stacked_biases(module, part, biases) for part in parts]
-            module.weight = PackedExperts(parts["gate_up"], parts["down"], *of_each)
-        case Embedding():  # uses the head's weights, if they are one matrix
-            numbers = _in_format(sources["weight"](), module.format, None if module.tied is None else module.tied.importances)
-            reference.pack(module, {"weight": lambda: numbers}, store)
-        case _:
-            reference.pack(module, sources, store)
-
-
-def _in_format(values: Values, format: WeightFormat, importances: np.ndarray | None) -> Values:
-    """Round floats if the format has integers."""
-    return rounded(values, format, importances) if isinstance(values, np.ndarray) and format.kind in INTEGERS else values
-
-
-def _stacked(linears: list[PackedLinear]) -> PackedLinear:
-    """Stack the linears of experts, which have the same shape and format."""
-
-    def joined(part: str) -> paddle.Tensor | None:
-        tensors = [getattr(linear, part) for linear in linears]
-        return None if tensors[0] is None else paddle.concat(tensors)
-
-    return linears[0]._replace(
-        values=paddle.concat([linear.values for linear in linears]), scales=joined("scales"), offsets=joined("offsets")
+        begin=ops.begin,
+        embedding=ops.embedding,
+        take_features=ops.take_features,
+        linear=ops.linear,
+        adapt=ops.adapt,
+        rms_norm=ops.rms_norm,
+        add_rms_norm=ops.add_rms_norm,
+        rotary_angles=ops.rotary_angles,
+        rotate_and_store=ops.rotate_and_store,
+        normalize_wide=ops.normalize_wide,
+        attention=ops.attention,
+        keep_rows=ops.keep_rows,
+        activate_and_multiply=ops.activate_and_multiply,
+        scale_and_add=ops.scale_and_add,
+        multiply=ops.multiply,
+        query_factors=ops.query_factors,
+        take_rows=ops.take_rows,
+        all_gather=ops.all_gather,
+        route=ops.route,
+        choose=ops.choose,
+        experts=ops.experts,
+        store_latent=ops.store_latent,
+        latent_attention=ops.latent_attention,
+        head_linear=ops.head_linear,
+        layer_norm=ops.layer_norm,
+        add_layer_norm=ops.add_layer_norm,
+        activate=ops.activate,
+        join_rows=ops.join_rows,
+        mean_rows=ops.mean_rows,
+        adjust_columns=ops.adjust_columns,
     )
 
 
-def _own(values: np.ndarray, columns: Columns) -> np.ndarray:
-    return np.concatenate([values[begin:end] for begin, end in columns]) if columns else values
-
-
-def _packed(values: Values, module: Linear) -> PackedLinear:
-    columns, format = module.columns, module.format
-    scales = offsets = None
-    values = _in_format(values, format, module.importances)
-    if isinstance(values, QuantizedWeight):
-        kind, integers = values.format.kind, _own(values.values, columns)
-        num_inputs = integers.shape[1]
-        group = values.format.group_size or -(-num_inputs // _STEP) * _STEP
-        padded_inputs = -(-num_inputs // math.lcm(group, _STEP)) * math.lcm(group, _STEP)
-        by_group = _own(values.scales, columns)
-        if values.multipliers is not None:
-            by_group = by_group * _own(values.multipliers, columns)
-        missing = (0, 0), (0, padded_inputs // group - by_group.shape[1])
-        scales = paddle.to_tensor(np.pad(by_group, missing).astype(np.float32))
-        if values.offsets is not None:
-            offsets = paddle.to_tensor(np.pad(_own(values.offsets, columns), missing))
-        zero = 8 if kind == "int4" and offsets is None else 0
-        padded = np.pad(integers, ((0, 0), (0, padded_inputs - num_inputs)), constant_values=zero)
-        if kind in ("int4", "float4"):
-            memory = (padded[:, ::2] | padded[:, 1::2] << 4).astype(np.uint8)
-        else:
-            memory = padded.astype(np.int8).view(np.uint8)
-        return PackedLinear(paddle.to_tensor(memory), scales, offsets, kind, num_inputs, padded.shape[1], len(padded), group)
-    own = _own(float32(values), columns)
-    padded = np.ascontiguousarray(np.pad(own, ((0, 0), (0, -own.shape[1] % _STEP))))
-    memory = paddle.to_tensor(padded.view(np.uint8))
-    return PackedLinear(memory, None, None, "float32", own.shape[1], padded.shape[1], len(own), _STEP)
-
-
-def clear_block(cache: KvCache, block: int) -> None:
-    for layer in cache.layers:
-        layer.keys[block] = 0
-        layer.values[block] = 0
-
-
-# -------------------------------------------------------------------------------------------------------------- the rows
-
-
-def rotary_angles(inputs: Inputs, module: Any) -> Angles:
-    if module.is_by_row:
-        return Angles(inputs.row_numbers, inputs.row_cosines, inputs.row_sines, module.partners)
-    return Angles(inputs.positions, module.cosines, module.sines, module.partners)
-
-
-def keep_rows(step: Step, *tensors: paddle.Tensor) -> tuple[Any, ...]:
-    kept = cast(StepInputs, step.inputs).kept
-    row_ids = kept.row_ids[: kept.num_rows]
-    return Step(kept, step.block_size), *(paddle.gather(x, row_ids) for x in tensors)
-
-
-def describe(tensor: paddle.Tensor) -> tuple[int, int]:
-    """Return address and size in bytes of a tensor."""
+def describe(tensor: Tensor) -> tuple[int, int]:
+    """Return address and size in bytes of an array on the card, or of Paddle's on a CPU."""
+    if isinstance(tensor, CudaArray):
+        return tensor.address, tensor.num_bytes
     assert tensor.is_contiguous(), "the tensor must be contiguous"
     return tensor.data_ptr(), tensor.size * tensor.element_size()
 
 
-def make(shape: tuple[int, ...], dtype: str) -> paddle.Tensor:
-    return paddle.empty(shape, cast(Any, dtype))
+def _cut_of(tensor: Tensor) -> tuple[int, int] | None:
+    return tensor.cut if isinstance(tensor, CudaArray) else None
+
+
+def _spans(parts: Sequence[AdaptedPart], module: Linear) -> Iterator[tuple[AdaptedPart, range, int]]:
+    """Yield each adapted part with a span of its outputs that this rank has, among all outputs, and the span's first column."""
+    for part in parts:
+        column = 0
+        for begin, end in module.columns or ((0, module.width),):
+            span = range(max(begin, part.first), min(end, part.first + part.num_outputs))
+            if span:
+                yield part, span, column + span.start - begin
+            column += end - begin
+
+
+def dtype_of(tensor: Tensor) -> str:
+    return tensor.dtype if isinstance(tensor, CudaArray) else "float32"
 
 
 def _cache(cache: LayerCache, shape: AttentionShape | LatentShape) -> dict[str, Any]:
@@ -254,17 +174,45 @@ def _cache(cache: LayerCache, shape: AttentionShape | LatentShape) -> dict[str, 
     }
 
 
-class _Rows:
-    def __init__(self, library: Library, stream: Callable[[], int], rank_group: RankGroupOps | None) -> None:
-        self._library = library
-        self._stream = stream
-        self._rank_group = rank_group
+class CudaOps:
+    """The ops, in the order of `stream`."""
 
-    def _run(self, row: str, **values: Any) -> dict[str, paddle.Tensor]:
+    def __init__(
+        self,
+        library: Library,
+        memory: CardMemory,
+        stream: Callable[[], int],
+        dtype: str,
+        windows: Callable[[], Windows] | None,
+    ) -> None:
+        self._library, self._memory, self._stream, self._dtype, self._windows = library, memory, stream, dtype, windows
+        self._kept: dict[tuple[tuple[int, int], ...], CudaArray] = {}  # ids that have the row of another one
+
+    def _run(self, row: str, **values: Any) -> dict[str, CudaArray]:
         """Run a row and return the results that are not given."""
-        filled, made = bound(row, describe, make, values)
+        filled, made = bound(row, self._describe, self._make, values)
         self._library.run(row, filled, self._stream())
         return made
+
+    def _describe(self, tensor: Tensor) -> tuple[int, int]:
+        if isinstance(tensor, np.ndarray):
+            assert tensor.flags.c_contiguous, "the array must be contiguous"
+            return self._memory.host_address(tensor), tensor.nbytes
+        return describe(tensor)
+
+    def _make(self, shape: Sequence[int], dtype: str) -> CudaArray:
+        return empty_on(self._memory, shape, dtype)
+
+    def clear_block(self, cache: KvCache, block: int) -> None:
+        for layer in cache.layers:
+            for part in (layer.keys, layer.values):
+                if isinstance(part, CudaArray):
+                    row = part[block]
+                    self._memory.write(row.address, np.zeros(row.num_bytes, np.uint8))
+                else:
+                    part[block] = 0
+
+    # ---------------------------------------------------------------------------------------------------- a step's inputs
 
     def begin(self, inputs: Inputs, cache: KvCache) -> Step:
         if inputs.is_made_on_device:  # the slots of the first block table, too
@@ -298,7 +246,7 @@ class _Rows:
             **numbers,
         )
 
-    def draw(self, inputs: StepInputs, logits: paddle.Tensor) -> paddle.Tensor:
+    def draw(self, inputs: StepInputs, logits: CudaArray) -> CudaArray:
         rows, vocab = logits.shape
         memory = cast(InPlace, inputs)
         return self._run(
@@ -320,21 +268,315 @@ class _Rows:
             num_blocks=memory.sizes.num_blocks,
         )["drawn"]
 
-    def linear(self, x: paddle.Tensor, module: Linear) -> paddle.Tensor | reference.Cut:
-        packed: PackedLinear = module.weight
-        x = reference.own_columns(x)
-        weights = packed.operands()
-        y = self._run("Linear", type=TYPES["float32"], x=x, weights=weights, bias=module.bias, num_rows=x.shape[0])["y"]
-        return reference.Cut(y, module.columns[0][0], module.width) if module.columns else y
+    # --------------------------------------------------------------------------------------------------------- lookups
 
-    def route(self, step: Step, x: paddle.Tensor, module: Router) -> Routing:
-        logits, rule = reference.own_columns(self.linear(x, module.linear)), module.rule
+    def embedding(self, inputs: Inputs, module: Embedding) -> CudaArray:
+        ids = inputs.position_rows if isinstance(module, TypedPositions) else inputs.token_ids
+        packed: PackedLinear = module.weight
+        dtype = packed.type if packed.type in DTYPES else self._dtype  # floats stay as they are packed
+        same = () if isinstance(module, TypedPositions) else tuple(inputs.same_inputs)
+        numbers = {"num_rows": inputs.num_rows, "num_same": len(same)}
+        same_ids = self._same_ids(same) if same else None
+        y = self._run("Embed", type=TYPES[dtype], ids=ids, same=same_ids, weights=packed.operands(), **numbers)["y"]
+        converted: CudaArray = self._converted(y, self._dtype)
+        return converted
+
+    def _same_ids(self, pairs: tuple[tuple[int, int], ...]) -> CudaArray:
+        if pairs not in self._kept:
+            self._kept[pairs] = array_on(self._memory, np.array(pairs, np.int32))
+        return self._kept[pairs]
+
+    def take_rows(self, x: Tensor, row_ids: Tensor) -> CudaArray:
+        return self._take_rows(x, row_ids, row_ids.shape[0])
+
+    def _take_rows(self, x: Tensor, row_ids: Tensor, num_rows: int) -> CudaArray:
+        width = x.shape[1]
+        return self._run("TakeRows", type=TYPES[dtype_of(x)], x=x, ids=row_ids, num_rows=num_rows, width=width)["y"]
+
+    def keep_rows(self, step: Step, *tensors: Tensor) -> tuple[Any, ...]:
+        kept = cast(StepInputs, step.inputs).kept
+        return Step(kept, step.block_size), *(self._take_rows(x, kept.row_ids, kept.num_rows) for x in tensors)
+
+    def take_features(self, step: Any, x: CudaArray, number: int) -> CudaArray:
+        inputs: AttentionMetadata = getattr(step, "inputs", step)
+        features, width = inputs.features, x.shape[1]
+        assert features is not None, "the model has no media features"
+        self._run(
+            "TakeFeatures",
+            type=TYPES[dtype_of(x)],
+            x=x,
+            features=features,
+            feature_rows=inputs.feature_rows,
+            num_features=len(features),
+            row_bytes=features.strides[0],
+            are_bfloat16=features.dtype == np.uint16,
+            first=number * width,
+            num_rows=x.shape[0],
+            width=width,
+            are_added=number > 0,
+        )
+        return x
+
+    def query_factors(self, inputs: Inputs, module: Rotary) -> CudaArray:
+        return self._take_rows(module.query_factors, inputs.positions, inputs.num_rows)
+
+    # --------------------------------------------------------------------------------------------------------- linears
+
+    def linear(self, x: Tensor, module: Linear) -> CudaArray:
+        packed: PackedLinear = module.weight
+        is_float = packed.type == "float32"
+        x = self._converted(x, "float32" if is_float else self._dtype)
+        weights, num_rows = packed.operands(), x.shape[0]
+        has_floats = module.has_float_outputs and x.dtype != "float32" if isinstance(x, CudaArray) else False
+        given: dict[str, Any] = {"floats": None}
+        if has_floats:
+            given = {"floats": self._make((num_rows, packed.num_outputs), "float32"), "y": None}
+        made = self._run("Linear", type=TYPES[dtype_of(x)], x=x, weights=weights, bias=module.bias, num_rows=num_rows, **given)
+        y: CudaArray = given["floats"] if has_floats else made["y"]
+        if not module.has_float_outputs:
+            y = self._converted(y, self._dtype)
+        if module.columns:
+            y.cut = module.columns[0][0], module.width
+        return y
+
+    def _converted(self, x: Tensor, dtype: str) -> Tensor:
+        """Return x in another type of floats."""
+        if dtype_of(x) == dtype:
+            return x
+        is_to_float = dtype == "float32"
+        y = self._make(x.shape, dtype)
+        given = {"x": x, "floats": y} if is_to_float else {"x": y, "floats": x}
+        narrow = dtype_of(x) if is_to_float else dtype
+        self._run("Convert", type=TYPES[narrow], **given, count=y.size, is_to_float=is_to_float)
+        return y
+
+    def adapt(self, step: Any, y: Tensor, x: Tensor, module: Linear) -> Tensor:
+        inputs: AttentionMetadata = getattr(step, "inputs", step)
+        adapters = module.adapters
+        assert adapters is not None, f"{module.name} has no adapters"
+        self._adapt(y, x, adapters.parts, module, adapters, {"slots_of_rows": inputs.adapter_slots})
+        return y
+
+    def _adapt(
+        self,
+        y: Tensor,
+        x: Tensor,
+        parts: Sequence[AdaptedPart],
+        module: Linear,
+        adapters: Adapters | ExpertAdapters,
+        of_choices: dict[str, Any],
+    ) -> None:
+        """Add the terms of `parts`. `of_choices`: operands that say which adapter a row has."""
+        num_slots, slot_numbers = adapters.slots.shape
+        values = {"ids": None, "index_step": 0, "number_step": 0, "num_chosen": 1, "x_divisor": 1, **of_choices}
+        for part, span, first in _spans(parts, module):
+            self._run(
+                "Adapt",
+                type=TYPES[dtype_of(y)],
+                x=self._converted(x, dtype_of(y)),
+                y=y,
+                slots=adapters.slots,
+                ranks=adapters.ranks,
+                num_slots=num_slots,
+                slot_numbers=slot_numbers,
+                num_modules=adapters.ranks.shape[1],
+                num_rows=y.shape[0],
+                num_inputs=module.num_inputs,
+                width=y.shape[1],
+                first=first,
+                first_output=span.start - part.first,
+                num_outputs=len(span),
+                index=part.index,
+                first_a=part.a,
+                first_b=part.b,
+                **values,
+            )
+
+    def head_linear(self, x: Tensor, module: HeadLinear) -> CudaArray:
+        packed: PackedLinear = module.weight
+        heads, num_rows = len(module.heads), x.shape[0]
+        y = self._run(
+            "HeadLinear",
+            type=TYPES[dtype_of(x)],
+            x=x,
+            weights=packed.operands(),
+            num_rows=num_rows,
+            heads=heads,
+            stride=x.shape[1] // heads,
+        )["y"]
+        if heads < module.num_heads:
+            y.cut = module.heads.start * module.num_outputs, module.num_heads * module.num_outputs
+        return y
+
+    # ------------------------------------------------------------------------------------------- norms and activations
+
+    def rms_norm(self, x: Tensor, module: Norm) -> CudaArray:
+        return self._norm(x, module)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, module: Norm) -> tuple[CudaArray, CudaArray]:
+        total = self._make(x.shape, dtype_of(x))
+        return self._norm(x, module, residual, total), total
+
+    def layer_norm(self, x: Tensor, module: LayerNorm) -> CudaArray:
+        return self._norm(x, module)
+
+    def add_layer_norm(self, x: Tensor, residual: Tensor, module: LayerNorm) -> tuple[CudaArray, CudaArray]:
+        total = self._make(x.shape, dtype_of(x))
+        return self._norm(x, module, residual, total), total
+
+    def _norm(
+        self, x: Tensor, module: Norm | LayerNorm, other: Tensor | None = None, total: CudaArray | None = None, **where: Any
+    ) -> CudaArray:
+        """Normalize rows of `x`, or of x + other, or the columns that `where` says, into the array `y` of it."""
+        num_rows, stride = x.shape
+        group = module.head_dim if isinstance(module, Norm) and module.head_dim else module.width
+        y = where.pop("y", None) or self._make(x.shape, dtype_of(x))
+        self._run(
+            "Norm",
+            type=TYPES[dtype_of(x)],
+            x=x,
+            other=other,
+            total=total,
+            y=y,
+            weight=module.weight,
+            bias=module.bias if isinstance(module, LayerNorm) else None,
+            epsilon=module.epsilon,
+            num_rows=num_rows,
+            stride=stride,
+            first=where.pop("first", 0),
+            groups=module.width // group,
+            width=group,
+            is_centered=isinstance(module, LayerNorm) or group != module.width,
+        )
+        return y
+
+    def normalize_wide(self, qkv: Tensor, query_norm: Norm, key_norm: Norm, shape: AttentionShape) -> CudaArray:
+        y, queries, keys = self._make(qkv.shape, dtype_of(qkv)), shape.queries_width, shape.keys_width
+        self._norm(qkv, query_norm, y=y)
+        self._norm(qkv, key_norm, y=y, first=queries)
+        self._copy_columns(qkv, y, queries + keys, keys, queries + keys)
+        if shape.own is None:
+            return y
+        own, dim = shape.own, shape.head_dim
+        cut, at = self._make([qkv.shape[0], (own.count + 2 * own.kv_count) * dim], dtype_of(qkv)), 0
+        for first, count in (
+            (own.first * dim, own.count * dim),
+            (queries + own.first_kv * dim, own.kv_count * dim),
+            (queries + keys + own.first_kv * dim, own.kv_count * dim),
+        ):
+            self._copy_columns(y, cut, first, count, at)
+            at += count
+        return cut
+
+    def _copy_columns(self, x: Tensor, y: CudaArray, first: int, count: int, first_of_y: int) -> None:
+        self._run(
+            "CopyColumns",
+            type=TYPES[dtype_of(x)],
+            x=x,
+            y=y,
+            num_rows=x.shape[0],
+            width=x.shape[1],
+            first=first,
+            count=count,
+            width_of_y=y.shape[1],
+            first_of_y=first_of_y,
+        )
+
+    def activate(self, x: Tensor, activation: str) -> CudaArray:
+        y = self._activate(x, x.shape[1], activation, None, is_gated=False)
+        y.cut = _cut_of(x)
+        return y
+
+    def activate_and_multiply(self, x: Tensor, activation: str, clamp: GateClamp | None = None) -> CudaArray:
+        y, cut = self._activate(x, x.shape[1] // 2, activation, clamp, is_gated=True), _cut_of(x)
+        if cut is not None:
+            y.cut = cut[0], cut[1] // 2
+        return y
+
+    def _activate(self, x: Tensor, width: int, activation: str, clamp: GateClamp | None, *, is_gated: bool) -> CudaArray:
+        return self._run(
+            "Activate",
+            type=TYPES[dtype_of(x)],
+            x=x,
+            num_rows=x.shape[0],
+            width=width,
+            is_gated=is_gated,
+            activation=ACTIVATIONS.index(activation),
+            alpha=0.0 if clamp is None else clamp.alpha,
+            limit=0.0 if clamp is None else clamp.limit,
+        )["y"]
+
+    def scale_and_add(self, x: Tensor, factor: float, other: Tensor | None) -> CudaArray:
+        y, count = self._make(x.shape, dtype_of(x)), math.prod(x.shape)
+        self._run("ScaleAndAdd", type=TYPES[dtype_of(x)], x=x, other=other, y=y, factor=factor, count=count)
+        return y
+
+    def multiply(self, x: Tensor, factors: Tensor | Factor) -> CudaArray:
+        values, num_factors = (factors.weight, 0) if isinstance(factors, Factor) else (factors, factors.shape[1])
+        y = self._run(
+            "Multiply",
+            type=TYPES[dtype_of(x)],
+            x=x,
+            factors=self._converted(values, dtype_of(x)),
+            num_rows=x.shape[0],
+            width=x.shape[1],
+            num_factors=num_factors,
+        )["y"]
+        y.cut = _cut_of(x)
+        return y
+
+    def join_rows(self, x: CudaArray, count: int, counter: np.ndarray) -> CudaArray:
+        return x.reshape([-1, count * x.shape[1]])
+
+    def mean_rows(self, x: Tensor, count: int, counter: np.ndarray) -> CudaArray:
+        rows, width = x.shape
+        return self._run("MeanRows", type=TYPES[dtype_of(x)], x=x, num_rows=rows // count, group=count, width=width)["y"]
+
+    def adjust_columns(self, parts: Sequence[Tensor], module: ColumnRules) -> CudaArray:
+        y, first = self._make([parts[0].shape[0], module.width], dtype_of(parts[0])), 0
+        for x in parts:
+            rows, width = x.shape
+            numbers = {"num_rows": rows, "width": width, "first": first, "width_of_y": module.width}
+            self._run("AdjustColumns", type=TYPES[dtype_of(x)], x=x, y=y, rules=module.weight, **numbers)
+            first += width
+        return y
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        if _cut_of(x) is None:
+            return x
+        (begin, width), (num_rows, own) = x.cut, x.shape
+        assert self._windows is not None, f"columns from {begin} of {width}, but there are no ranks with the others"
+        windows = self._windows()
+        needed = num_rows * own * DTYPES[x.dtype].itemsize + 64
+        assert needed <= windows.half_bytes, f"{num_rows} rows of {own} columns need {needed} bytes, limit {windows.half_bytes}"
+        return self._run(
+            "Gather",
+            type=TYPES[x.dtype],
+            x=x,
+            windows=windows.addresses,
+            epoch=windows.epoch,
+            num_rows=num_rows,
+            own=own,
+            begin=begin,
+            width=width,
+            half_bytes=windows.half_bytes,
+            place=windows.place,
+            num_ranks=windows.num_ranks,
+        )["y"]
+
+    # --------------------------------------------------------------------------------------------------------- experts
+
+    def route(self, step: Any, x: Tensor, module: Router) -> Routing:
+        inputs: AttentionMetadata | None = getattr(step, "inputs", step)
+        logits, rule = self.linear(x, module.linear), module.rule
+        if module.linear.adapters is not None:
+            logits = self.adapt(step, logits, x, module.linear)
         chosen = self._run(
             "Route",
-            logits=logits,
+            logits=self._converted(logits, "float32"),
             correction=module.correction,
             scales=module.scales,
-            expert_sets=None if module.set is None else step.inputs.expert_sets,
+            expert_sets=None if module.set is None or inputs is None else inputs.expert_sets,
             added_to_sum=rule.added_to_sum,
             smallest_sum=rule.smallest_sum,
             factor=rule.factor,
@@ -348,43 +590,31 @@ class _Rows:
             is_normalized=rule.is_normalized,
             set=module.set or 0,
         )
-        return Routing(chosen["ids"], chosen["weights"])
+        return Routing(chosen["ids"], chosen["weights"], getattr(inputs, "adapter_slots", None))
 
-    def experts(
-        self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
-    ) -> paddle.Tensor | reference.Cut:
-        num_chosen, packed = routing.ids.shape[1], module.weight
-        lists = self._dispatch(routing.ids, module.num_experts)
-        both = self._expert_linear(x, packed, "gate_up", lists, num_chosen)
-        if not module.is_cut:
-            activated = reference.own_columns(reference.activate_and_multiply(both, activation, module.clamp))
-            return self.combine(self._expert_linear(activated, packed, "down", lists, 1), routing, shared)
-        assert self._rank_group is not None, "experts are split, but there is no rank group for the other columns"
-        results = self._expert_linear(self._rank_group.activated(both, module, activation), packed, "down", lists, 1)
-        ((begin, _),) = module.down[0].columns
-        return reference.Cut(self.combine(results, routing, shared), begin, module.num_inputs)
-
-    def expert_products(self, x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, module: Experts, part: str) -> paddle.Tensor:
-        """Return [n, out]: row rows[i] of x times the weights of a part of expert ids[i], plus its bias; zeros for -1."""
-        own, of_experts = (paddle.to_tensor(each.astype(np.int32)) for each in (rows, ids))
-        lists = self._dispatch(of_experts, module.num_experts)
-        return self._expert_linear(paddle.gather(x, own), module.weight, part, lists, 1)
-
-    def chosen_of_some(
-        self, x: paddle.Tensor, ids: paddle.Tensor, module: Experts, activation: str, experts: range
-    ) -> paddle.Tensor:
-        """Return [R * chosen, hidden] by `experts`; zeros for choices of others."""
-        is_own = (ids >= experts.start) & (ids < experts.stop)
-        lists = self._dispatch(paddle.where(is_own, ids, paddle.full_like(ids, -1)), module.num_experts)
-        both = self._expert_linear(x, module.weight, "gate_up", lists, ids.shape[1])
-        activated = reference.own_columns(reference.activate_and_multiply(both, activation, module.clamp))
-        return self._expert_linear(activated, module.weight, "down", lists, 1)
-
-    def combine(self, results: paddle.Tensor, routing: Routing, shared: paddle.Tensor | None) -> paddle.Tensor:
+    def choose(self, routing: Routing, index: int) -> tuple[Routing, CudaArray]:
         rows, num_chosen = routing.ids.shape
-        return self._run(
+        numbers = {"num_rows": rows, "num_chosen": num_chosen, "index": index}
+        made = self._run("Choose", type=TYPES[self._dtype], ids=routing.ids, weights=routing.weights, **numbers)
+        return Routing(made["chosen"], made["ones"], routing.adapter_slots), made["factors"]
+
+    def experts(self, x: Tensor, routing: Routing, module: Experts, activation: str, shared: Tensor | None = None) -> CudaArray:
+        rows, num_chosen = routing.ids.shape
+        packed: PackedExperts = module.weight
+        lists = self._dispatch(routing.ids, module.num_experts)
+        both = self._expert_linear(x, packed.gate_up, packed.gate_up_bias, lists, num_chosen)
+        if module.adapters is not None:
+            self._adapt_experts(both, x, "gate_up", routing, module, num_chosen)
+        activated = self.activate_and_multiply(both, activation, module.clamp)
+        if module.is_cut:
+            activated.cut = module.gate_up[0].columns[0][0], module.inner
+            activated = self.all_gather(activated)
+        results = self._expert_linear(activated, packed.down, packed.down_bias, lists, 1)
+        if module.adapters is not None:
+            self._adapt_experts(results, activated, "down", routing, module, 1)
+        y = self._run(
             "Combine",
-            type=TYPES["float32"],
+            type=TYPES[dtype_of(results)],
             results=results,
             shared=shared,
             ids=routing.ids,
@@ -393,45 +623,61 @@ class _Rows:
             num_chosen=num_chosen,
             width=results.shape[1],
         )["y"]
+        if module.is_cut:
+            y.cut = module.down[0].columns[0][0], module.num_inputs
+        return y
 
-    def _dispatch(self, ids: paddle.Tensor, num_experts: int) -> dict[str, paddle.Tensor]:
-        num_choices = int(ids.size)
+    def _adapt_experts(self, y: CudaArray, x: Tensor, part: str, routing: Routing, module: Experts, x_divisor: int) -> None:
+        adapters = module.adapters
+        assert adapters is not None
+        of_choices = {
+            "slots_of_rows": routing.adapter_slots,
+            "ids": routing.ids,
+            "index_step": adapters.index_step,
+            "number_step": adapters.float_step,
+            "num_chosen": routing.ids.shape[1],
+            "x_divisor": x_divisor,
+        }
+        self._adapt(y, x, getattr(adapters, part), getattr(module, part)[0], adapters, of_choices)
+
+    def _dispatch(self, ids: CudaArray, num_experts: int) -> dict[str, CudaArray]:
+        num_choices = math.prod(ids.shape)
         max_tiles = num_choices // _TILE_ROWS + num_experts
         return self._run("Dispatch", ids=ids, num_choices=num_choices, num_experts=num_experts, max_tiles=max_tiles)
 
     def _expert_linear(
-        self, x: paddle.Tensor, experts: PackedExperts, part: str, lists: dict[str, paddle.Tensor], x_divisor: int
-    ) -> paddle.Tensor:
-        """Run a linear of experts; rows of choices without an expert are zeros."""
-        packed: PackedLinear = getattr(experts, part)
-        y = paddle.zeros([len(lists["choices"]), packed.num_outputs])
+        self, x: Tensor, packed: PackedLinear, bias: CudaArray | None, lists: dict[str, CudaArray], x_divisor: int
+    ) -> CudaArray:
+        """Run a linear of experts; rows of choices without an expert are undefined."""
+        y = self._make([len(lists["choices"]), packed.num_outputs], self._dtype)
         self._run(
             "ExpertLinear",
-            type=TYPES["float32"],
-            x=x,
+            type=TYPES[self._dtype],
+            x=self._converted(x, self._dtype),
             y=y,
             **lists,
             weights=packed.operands(),
-            bias=getattr(experts, f"{part}_bias"),
+            bias=bias,
             max_tiles=len(lists["tile_experts"]),
             x_divisor=x_divisor,
         )
         return y
 
+    # ------------------------------------------------------------------------------------------------------- attention
+
+    def rotary_angles(self, inputs: Inputs, module: Rotary) -> Angles:
+        if module.is_by_row:
+            return Angles(inputs.row_numbers, inputs.row_cosines, inputs.row_sines, module.partners)
+        return Angles(inputs.positions, module.cosines, module.sines, module.partners)
+
     def rotate_and_store(
-        self,
-        inputs: Inputs,
-        qkv: paddle.Tensor | reference.Cut,
-        angles: Angles,
-        norm: HeadNorm | None,
-        shape: AttentionShape,
-        cache: LayerCache,
-    ) -> paddle.Tensor:
+        self, inputs: Inputs, qkv: Tensor, angles: Angles, norm: HeadNorm | None, shape: AttentionShape, cache: LayerCache
+    ) -> CudaArray:
         heads = shape.heads
         return self._run(
             "RotateAndStore",
-            type=TYPES["float32"],
-            qkv=reference.own_columns(qkv),
+            type=TYPES[dtype_of(qkv)],
+            qkv=qkv,
             cache=_cache(cache, shape),
             slot_mapping=inputs.slot_mappings[cache.table],
             **angles._asdict(),
@@ -448,17 +694,17 @@ class _Rows:
     def store_latent(
         self,
         inputs: Inputs,
-        queries: paddle.Tensor | reference.Cut,
-        compressed: paddle.Tensor,
+        queries: Tensor,
+        compressed: Tensor,
         angles: Angles,
         norm: Norm,
         shape: LatentShape,
         cache: LayerCache,
-    ) -> paddle.Tensor:
+    ) -> CudaArray:
         return self._run(
             "StoreLatent",
-            type=TYPES["float32"],
-            queries=reference.own_columns(queries),
+            type=TYPES[dtype_of(queries)],
+            queries=queries,
             compressed=compressed,
             cache=_cache(cache, shape),
             slot_mapping=inputs.slot_mappings[cache.table],
@@ -470,55 +716,46 @@ class _Rows:
             plain_dim=shape.plain_dim,
         )["rotated"]
 
-    def attention(
-        self, step: Step, queries: paddle.Tensor, shape: AttentionShape, cache: LayerCache
-    ) -> paddle.Tensor | reference.Cut:
-        output = self._attend(
-            step, queries, cache, shape, shape.head_dim, shape.score_scale, shape.sliding_window, is_latent=False
-        )
-        return output if shape.own is None else reference.Cut(output, shape.own.first * shape.head_dim, shape.queries_width)
+    def attention(self, step: Step, queries: Tensor, shape: AttentionShape, cache: LayerCache) -> CudaArray:
+        y = self._attend(step, queries, cache, shape, shape.head_dim, shape.score_scale, shape.sliding_window)
+        if shape.own is not None:
+            y.cut = shape.own.first * shape.head_dim, shape.queries_width
+        return y
 
     def latent_attention(
-        self,
-        step: Step,
-        absorbed: paddle.Tensor | reference.Cut,
-        queries: paddle.Tensor,
-        shape: LatentShape,
-        cache: LayerCache,
-    ) -> paddle.Tensor:
-        heads = [queries.shape[0], shape.heads.count, -1]
-        rotated = queries.reshape(heads)[..., shape.plain_dim :]
-        both = paddle.concat([reference.own_columns(absorbed).reshape(heads), rotated], axis=-1).reshape([heads[0], -1])
-        return self._attend(step, both, cache, shape, shape.latent_dim, shape.scale, 0, is_latent=True)
+        self, step: Step, absorbed: CudaArray, queries: CudaArray, shape: LatentShape, cache: LayerCache
+    ) -> CudaArray:
+        rows, heads, latent, rotary = absorbed.shape[0], shape.heads.count, shape.latent_dim, shape.rotary_dim
+        both = self._make([rows * heads, latent + rotary], dtype_of(absorbed))
+        self._copy_columns(absorbed.reshape([rows * heads, -1]), both, 0, latent, 0)
+        self._copy_columns(queries.reshape([rows * heads, -1]), both, shape.plain_dim, rotary, latent)
+        return self._attend(step, both.reshape([rows, -1]), cache, shape, latent, shape.scale, 0)
 
     @staticmethod
-    def _sinks(shape: AttentionShape | LatentShape) -> paddle.Tensor | None:
+    def _sinks(shape: AttentionShape | LatentShape) -> Tensor | None:
         """Return the sinks of this rank's heads."""
         if isinstance(shape, LatentShape) or shape.sinks is None:
             return None
-        own: paddle.Tensor = shape.sinks.weight[shape.heads.first : shape.heads.first + shape.heads.count]
-        return own.contiguous()
+        return shape.sinks.weight[shape.heads.first : shape.heads.first + shape.heads.count]
 
     def _attend(
         self,
         step: Step,
-        queries: paddle.Tensor,
+        queries: Tensor,
         cache: LayerCache,
         shape: AttentionShape | LatentShape,
         value_dim: int,
         scale: float,
         window: int,
-        *,
-        is_latent: bool,
-    ) -> paddle.Tensor:
-        inputs, heads = step.inputs, shape.heads
+    ) -> CudaArray:
+        inputs, heads, is_latent = step.inputs, shape.heads, isinstance(shape, LatentShape)
         num_parts = -(-inputs.num_key_splits * KEY_SPLIT // KEYS_OF_PART)
         num_numbers = inputs.num_rows * heads.count * num_parts * (value_dim + 2)
         has_parts = num_parts > 1 and num_numbers <= _MAX_PART_NUMBERS
         has_bounds = bool(inputs.host_counts[HAS_BOUNDS]) and (isinstance(shape, LatentShape) or shape.has_bounds)
         return self._run(
             "Attention",
-            type=TYPES["float32"],
+            type=TYPES[dtype_of(queries)],
             queries=queries,
             cache=_cache(cache, shape),
             block_tables=inputs.block_tables[cache.table],
@@ -529,7 +766,7 @@ class _Rows:
             positions=inputs.positions,
             first_keys=inputs.first_keys if has_bounds else None,
             last_keys=inputs.last_keys if has_bounds else None,
-            parts=paddle.empty([num_numbers]) if has_parts else None,
+            parts=self._make([num_numbers], "float32") if has_parts else None,
             sinks=self._sinks(shape),
             scale=scale,
             softcap=0.0 if isinstance(shape, LatentShape) else shape.softcap,
@@ -546,3 +783,6 @@ class _Rows:
             is_two_sided=not isinstance(shape, LatentShape) and shape.is_two_sided,
             is_latent=is_latent,
         )["output"]
+
+
+__all__ = ["INTEGERS", "KV_TYPES", "CudaOps", "array_on", "describe", "make_table"]

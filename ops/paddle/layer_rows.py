@@ -25,7 +25,8 @@ import numpy as np
 import paddle
 
 from ops.modules import Tensor
-from ops.paddle.metadata import InPlace, num_up_to, write, write_sent
+from ops.paddle.metadata import num_up_to, write, write_sent
+from ops.step_layout import InPlace
 from ops.table import HAS_BOUNDS, NUM_ROWS, NUM_SEQUENCES, NUM_TOKENS, Inputs, KeptRows
 
 OF_DRAFTS, OF_ENTRIES = 5, 2  # columns
@@ -82,6 +83,7 @@ class LayerRows(msgspec.Struct):
     tile_row_ids: Tensor
     host_counts: np.ndarray
     is_made_on_device: bool = False
+    same_inputs: Sequence[tuple[int, int]] = ()  # no family with MTP layers has any
     features: np.ndarray | None = None
     tile_rows: int = 1
 

@@ -18,13 +18,17 @@
 #include <ctime>
 #include <deque>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 using Handle = unsigned long long;  // a descriptor
 
-static constexpr size_t GRANULARITY = size_t{2} << 20, ROOM = size_t{1} << 30;
-static constexpr int INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_SUPPORTED = 801, LAUNCH_FAILED = 719, CAPTURES = 900;
+static constexpr size_t GRANULARITY = size_t{2} << 20, ROOM = size_t{1} << 30, LARGE = size_t{1} << 20;
+static constexpr int INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_READY = 600, LAUNCH_FAILED = 719;
+static constexpr int NOT_SUPPORTED = 801, CAPTURES = 900;
 
 static bool fails(const char *name) {
     const char *names = getenv("LIBCUDA_FAILS");
@@ -140,6 +144,17 @@ struct Stream {
     bool is_broken = false;  // the capture
 };
 
+struct File {
+    int file;
+    size_t size;
+};
+
+struct Lent {  // CUipcMemHandle
+    int process, file;
+    size_t size;
+    char unused[48];
+};
+
 struct Event {
     timespec time{};
     Stream *stream = nullptr;  // with work before the event
@@ -152,6 +167,9 @@ struct Kernel {
     int (*emulate)(const char *, const void *, unsigned, unsigned, unsigned, unsigned, unsigned);
 };
 
+std::map<uint64_t, File> files;  // by address
+std::recursive_mutex turns;  // one work at a time
+std::mutex queues;           // of the streams
 Stream default_stream;
 std::vector<Stream *> streams{&default_stream};
 int failed = 0;  // of the context: a kernel that failed makes every later call fail
@@ -159,17 +177,29 @@ int failed = 0;  // of the context: a kernel that failed makes every later call 
 Stream &stream_of(void *stream) { return stream ? *static_cast<Stream *>(stream) : default_stream; }
 
 int enqueue(void *stream, Work work) {
+    std::lock_guard guard(queues);
     Stream &own = stream_of(stream);
     if (own.capture) own.capture->works.push_back(std::move(work));
     else own.works.push_back(std::move(work));
     return failed;
 }
 
-// Runs the first work of the stream.
+// Runs the first work of the stream, if there is any.
 void advance(Stream &stream) {
-    Work work = std::move(stream.works.front());
-    stream.works.pop_front();
+    std::lock_guard turn(turns);
+    Work work;
+    {
+        std::lock_guard guard(queues);
+        if (stream.works.empty()) return;
+        work = std::move(stream.works.front());
+        stream.works.pop_front();
+    }
     if (failed == 0) failed = work();
+}
+
+bool has_work(const Stream &stream) {
+    std::lock_guard guard(queues);
+    return !stream.works.empty();
 }
 
 int finish(Stream &stream) {
@@ -177,7 +207,8 @@ int finish(Stream &stream) {
         stream.is_broken = true;
         return CAPTURES;
     }
-    while (!stream.works.empty()) advance(stream);
+    while (has_work(stream)) advance(stream);
+    std::lock_guard turn(turns);  // the last work may still run
     return failed;
 }
 
@@ -206,19 +237,61 @@ int cuDeviceTotalMem_v2(size_t *size, int) {
 }
 int cuCtxSynchronize() { return finish_all(); }
 
-// Memory that a process has for itself. LIBCUDA_WRONG: what is fetched is not what was there.
+// Memory of this process, which it can lend to others: small pieces of the heap, large ones in files. LIBCUDA_WRONG: what is
+// fetched is not what was there.
 int cuMemAlloc_v2(uint64_t *address, size_t size) {
     if (size > ROOM) return OUT_OF_MEMORY;
     if (int status = finish_all()) return status;  // it may wait, and does in a capture
-    void *memory = aligned_alloc(256, (size + 255) / 256 * 256);
-    memset(memory, 0xff, size);  // NaN
+    void *memory = nullptr;
+    if (size >= LARGE) {
+        const int file = memfd_create("card", MFD_CLOEXEC);
+        if (file < 0 || ftruncate(file, size) != 0) return OUT_OF_MEMORY;
+        memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (memory == MAP_FAILED) return OUT_OF_MEMORY;
+        files[reinterpret_cast<uint64_t>(memory)] = {file, size};
+    } else {
+        memory = aligned_alloc(256, (size + 255) / 256 * 256);
+        memset(memory, 0xff, size);  // NaN
+    }
     *address = reinterpret_cast<uint64_t>(memory);
     return 0;
 }
 int cuMemFree_v2(uint64_t address) {
     if (int status = finish_all()) return status;
-    free(reinterpret_cast<void *>(address));
+    auto found = files.find(address);
+    if (found == files.end()) {
+        free(reinterpret_cast<void *>(address));
+        return 0;
+    }
+    munmap(reinterpret_cast<void *>(address), found->second.size);
+    close(found->second.file);
+    files.erase(found);
     return 0;
+}
+
+int cuIpcCloseMemHandle(uint64_t) { return finish_all(); }
+int cuIpcGetMemHandle(Lent *handle, uint64_t address) {
+    auto found = files.find(address);
+    if (found == files.end()) return INVALID;
+    *handle = {getpid(), found->second.file, found->second.size, {}};
+    return 0;
+}
+// From now on cards wait for each other, so work goes on though no one here waits for it.
+int cuIpcOpenMemHandle_v2(uint64_t *address, Lent handle, unsigned) {
+    static std::thread works([] {
+        for (;; usleep(5000))
+            for (size_t i = 0; i < streams.size(); ++i)
+                while (!streams[i]->capture && has_work(*streams[i])) advance(*streams[i]);
+    });
+    static const bool is_detached = (works.detach(), true);
+    if (!is_detached) return INVALID;
+    const std::string path = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.file);
+    const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (file < 0) return INVALID;
+    void *memory = mmap(nullptr, handle.size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    *address = reinterpret_cast<uint64_t>(memory);
+    return memory == MAP_FAILED ? INVALID : 0;
 }
 
 // Pages of the host's that are registered.
@@ -241,6 +314,29 @@ int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
     if (int status = finish_all()) return status;
     memcpy(to, reinterpret_cast<void *>(from), size);
     if (getenv("LIBCUDA_WRONG") && size >= 4) static_cast<unsigned char *>(to)[size - 1] ^= 0x40;
+    return 0;
+}
+int cuMemsetD8Async(uint64_t address, unsigned char value, size_t size, void *stream) {
+    return enqueue(stream, [=] {
+        memset(reinterpret_cast<void *>(address), value, size);
+        return 0;
+    });
+}
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *stream) {
+    return enqueue(stream, [=] {
+        memcpy(reinterpret_cast<void *>(to), from, size);
+        return 0;
+    });
+}
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *stream) {
+    return enqueue(stream, [=] {
+        memcpy(to, reinterpret_cast<void *>(from), size);
+        if (getenv("LIBCUDA_WRONG") && size >= 4) static_cast<unsigned char *>(to)[size - 1] ^= 0x40;
+        return 0;
+    });
+}
+int cuMemHostGetDevicePointer_v2(uint64_t *to, void *address, unsigned) {
+    *to = reinterpret_cast<uint64_t>(address);
     return 0;
 }
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *stream) {
@@ -273,8 +369,13 @@ int cuEventRecord(void *event, void *stream) {
 }
 int cuEventSynchronize(void *event) {
     Event &own = *static_cast<Event *>(event);
-    while (!own.is_done && !own.stream->works.empty()) advance(*own.stream);
+    while (!own.is_done && has_work(*own.stream)) advance(*own.stream);
+    std::lock_guard turn(turns);
     return failed;
+}
+int cuEventQuery(void *event) {
+    if (failed) return failed;
+    return static_cast<Event *>(event)->is_done ? 0 : NOT_READY;
 }
 int cuEventElapsedTime(float *milliseconds, const void *first, const void *last) {
     const timespec &a = static_cast<const Event *>(first)->time, &b = static_cast<const Event *>(last)->time;
@@ -329,6 +430,14 @@ int cuStreamEndCapture(void *stream, void **graph) {
 int cuGraphInstantiateWithFlags(void **executable, void *graph, uint64_t) {
     *executable = new Graph(*static_cast<Graph *>(graph));
     return 0;
+}
+int cuGraphDestroy(void *graph) {
+    delete static_cast<Graph *>(graph);
+    return 0;
+}
+int cuGraphExecDestroy(void *executable) {
+    delete static_cast<Graph *>(executable);
+    return failed;
 }
 int cuGraphLaunch(void *executable, void *stream) {
     for (const Work &work : static_cast<Graph *>(executable)->works) enqueue(stream, work);

@@ -30,7 +30,6 @@ from tests.paths import GOLDEN
 from tests.workers.serving import ServedSequence, Serving, ServingAhead, golden_sequences, make_runner, swap_slots
 from tests.workers.test_runners import SIZES, answers, captured, plain_sequences, run_ahead, run_alone
 from workers.devices.card_kernels import card_library
-from workers.devices.card_ops import current_stream
 from workers.engine.runner import ModelRunner
 from workers.runners import cpu_runner, xpu_runner
 
@@ -295,14 +294,16 @@ def linears_beside_the_librarys(
     """Measure CUDA's linear and Paddle's matmul, which calls the card's own library, for (rows, inputs, outputs)."""
     paddle.device.set_device(place)
     card = CudaDriver(driver, 0, BuildError)
-    rows, stream = card_library(card, Path(directory)), 0 if place == "cpu" else current_stream()
+    rows, stream = card_library(card, Path(directory)), 0 if place == "cpu" else _current_stream()
     wait = functools.partial(card.call, "cuCtxSynchronize")
     found = []
     for num_rows, inputs, outputs in shapes:
         x, weight = (paddle.randn([count, inputs]).astype(dtype) for count in (num_rows, outputs))
         y = paddle.zeros([num_rows, outputs], cast(Any, dtype))
         weights = PackedLinear(weight, None, None, dtype, inputs, inputs, outputs, 32).operands()
-        given = operands("Linear", describe, type=TYPES[dtype], x=x, y=y, weights=weights, bias=None, num_rows=num_rows)
+        given = operands(
+            "Linear", describe, type=TYPES[dtype], x=x, y=y, floats=None, weights=weights, bias=None, num_rows=num_rows
+        )
         run_row = functools.partial(rows.run, "Linear", given, stream)
         run_library = functools.partial(paddle.matmul, x, weight, transpose_y=True)
         run_row()
@@ -313,6 +314,11 @@ def linears_beside_the_librarys(
         own, others = (statistics.median(each) for each in zip(*turns, strict=True))
         found.append(Linears(num_rows, inputs, outputs, own, others, error))
     return found
+
+
+def _current_stream() -> int:
+    stream: Any = paddle.device.current_stream()
+    return int(stream.stream_base.cuda_stream)
 
 
 def _seconds(run: Callable[[], object], wait: Callable[[], object], num_runs: int) -> float:

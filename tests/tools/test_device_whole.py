@@ -73,7 +73,7 @@ def test_missed_bar_fails() -> None:
 @pytest.mark.parametrize(
     ("device", "says"),
     [
-        ("gpu", "--device gpu is not supported by the installed Paddle "),
+        ("gpu", "--device gpu needs NVIDIA's driver: no driver of NVIDIA's cards: "),
         ("cpu", "--device cpu: that is no card"),
         ("auto", "--device auto: that is no card"),
     ],

@@ -15,6 +15,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.vision_config import VisionConfig
 from engine.messages import MediaUnit, SamplingParams
 from engine.messages.media import Encode, EncoderCall
+from ops.weight_format import bfloat16_bits
 from shm.encoder_arena import EncoderArena
 from shm.segment import MemoryFile
 from shm.slab import SlabHandle
@@ -22,7 +23,6 @@ from tests.golden.make_units import pixels_of
 from tests.workers.serving import GOLDEN, ServedSequence, Serving, encoder_of, golden_cases, make_runner
 from workers.engine.runner import ModelRunner
 from workers.extensions.media.features import Features
-from workers.weights.formats.floats import bfloat16_bits
 
 ARCHITECTURES = ("qwen2_5_vl", "qwen3_vl", "ernie4_5_vl_moe", "paddleocr_vl")
 NUM_ROWS = 256

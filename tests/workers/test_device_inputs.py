@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-import paddle
 import pytest
 
 from ops.cuda import table as cuda
 from ops.modules import Embedding, KvCache
-from ops.paddle.metadata import FOLLOWING
 from ops.paddle.reference import TABLE
+from ops.step_layout import FOLLOWING
 from ops.table import HAS_BOUNDS, OpTable
+from tests.ops.packing import pack
 from tests.ops.tables import emulated_card
 from workers.devices.paddle import PaddleDevice
 from workers.engine.batch_slots import BatchSlots
@@ -95,6 +95,14 @@ def maker(request: pytest.FixtureRequest) -> OpTable:
     return TABLE if request.param == "paddle" else cuda.make_table(emulated_card())
 
 
+def embedded(table: OpTable, inputs: StepInputs) -> np.ndarray:
+    """Return each row's token, as the embedding sees it."""
+    module = Embedding("embedding", 1000, 1)
+    pack(table, module, weight=np.arange(1000, dtype=np.float32)[:, None])
+    found: np.ndarray = table.embedding(inputs, module).numpy()
+    return found
+
+
 def test_device_rows_embed_same_inputs(maker: OpTable) -> None:
     """The tokens themselves stay in the slots, for penalties."""
     both = Both(maker=maker, same_inputs=((700, 11),))
@@ -104,9 +112,7 @@ def test_device_rows_embed_same_inputs(maker: OpTable) -> None:
         both.slots.token_ids[slot, :count:5] = 700
         both.made.start(both.slots, slot)
     both.run(all_slots(COUNTS[0]))
-    module = Embedding("embedding", 1000, 1)
-    module.weight = paddle.arange(1000, dtype="float32").unsqueeze(1)
-    host, made = (table.embedding(inputs, module).numpy() for table, inputs in ((TABLE, both.host), (maker, both.made)))
+    host, made = (embedded(table, inputs) for table, inputs in ((TABLE, both.host), (maker, both.made)))
     np.testing.assert_array_equal(made, host)
     assert 700 not in made
     assert 700 in both.slots.token_ids

@@ -13,8 +13,8 @@ import pytest
 from engine.messages import SamplingParams, SlotStart
 from ops.cuda import table as cuda
 from ops.modules import KvCache
-from ops.paddle.metadata import DRAWN
 from ops.paddle.reference import TABLE
+from ops.step_layout import DRAWN
 from ops.table import OpTable
 from tests.ops.tables import emulated_card
 from tests.workers.serving import int32

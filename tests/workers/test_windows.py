@@ -15,8 +15,8 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import SpeculativeConfig
 from engine.messages import SamplingParams, StepResult
 from tests.workers.mtp import drafting, write_with_layers
+from tests.workers.on_card import on_card
 from tests.workers.serving import GOLDEN, ServedSequence, Serving, make_runner
-from tests.workers.test_cuda_rows import OnEmulatedCard
 from tests.workers.test_draft_identity import PLANS, PRECISIONS, batch_of_all
 from tests.workers.test_runners import QWEN, GraphDevice
 from workers.assembly import DeviceParts, RunnerParts, build_runner
@@ -150,5 +150,5 @@ def test_freed_blocks_change_no_bit_of_the_reference() -> None:
 
 @pytest.mark.slow
 def test_freed_blocks_change_no_bit_of_cuda_rows() -> None:
-    small = {"ops": "reference", "kind": OnEmulatedCard, "block_size": 4, "num_kv_blocks": 80, "is_small": True}
+    small = {**on_card(), "block_size": 4, "num_kv_blocks": 80, "is_small": True}
     assert answers("1-5-17", chunk=3, **small) == answers("1-5-17", frees=False, **small)

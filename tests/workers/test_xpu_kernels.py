@@ -13,7 +13,8 @@ import numpy as np
 import paddle
 import pytest
 
-from ops.paddle.metadata import MAX_DIVIDED, quotient
+from ops.paddle.metadata import quotient
+from ops.step_layout import MAX_DIVIDED
 from tests.ops.xpu_kernels import has_kernel
 from tests.paths import REPOSITORY
 from tests.workers.seeing import ARCHITECTURES as SEEING

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from ops.weight_format import bfloat16_bits
 from tools.bench.dense_shape import CHAT_TEMPLATE, CONFIG, NUM_LAYERS
 from tools.bench.shape import Change, write
-from workers.weights.formats.floats import bfloat16_bits
 
 _OUTPUTS = ("o_proj.weight", "down_proj.weight")  # output of a layer, added to the residual
 _SHARE = 1 / 1000

@@ -17,8 +17,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from engine.checkpoint.model_config import ModelConfig
+from ops.weight_format import bfloat16_bits
 from workers.models import declare_model
-from workers.weights.formats.floats import bfloat16_bits
 from workers.weights.random import RandomWeights
 from workers.weights.safetensors import header_of
 

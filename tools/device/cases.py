@@ -7,89 +7,22 @@ are those that must be read or written once; a multiply-add is two operations.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from ops.cuda.operands import TYPE_BYTES, TYPES
+from tools.device.case import Case, Outcome, Values, drawn_weights, kept, named, random, size, weights_of
+from tools.device.element_cases import element_cases
 
-Values = dict[str, Any]
-Outcome = Mapping[str, np.ndarray]
 _ATTENTION_BAR = 0.7  # share of copy bandwidth, with one row that reads 16,384 keys
 
 
-class Case(msgspec.Struct, frozen=True):
-    row: str
-    text: str
-    values: Values  # operands, arrays for memory
-    compared: Callable[[Outcome], list[np.ndarray]]  # integers must be equal, others nearly equal
-    num_bytes: int
-    num_operations: int = 0
-    dtype: str = "float32"  # of the arithmetic
-    bandwidth_bar: float = 0.0  # minimum share of copy bandwidth
-
-    @property
-    def tolerance(self) -> float:
-        """Tolerance as a share of the largest number: a card's exponentials and order of summation differ."""
-        return {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}[self.dtype]
-
-
 def cases(*, is_large: bool) -> list[Case]:
-    return [*_linears(is_large), *_attention(is_large), *_experts(is_large), *_of_steps(is_large)]
-
-
-def _random(*shape: int, seed: int = 0) -> np.ndarray:
-    """Return pseudo-random numbers; large arrays repeat."""
-    numbers = np.random.default_rng(seed).standard_normal(min(int(np.prod(shape)), 1_000_003), np.float32)
-    return np.resize(numbers, shape)
-
-
-def _kept(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Return values in the card's format."""
-    if dtype == "bfloat16":
-        return (values.view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype(np.float16) if dtype == "float16" else values
-
-
-def _numbers(memory: np.ndarray, dtype: str) -> np.ndarray:
-    if dtype == "bfloat16":
-        return (memory.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return memory.view({"float16": np.float16, "float32": np.float32}[dtype]).astype(np.float32)
-
-
-def _named(dtype: str, *names: str) -> Callable[[Outcome], list[np.ndarray]]:
-    return lambda outcome: [_numbers(outcome[name], dtype) for name in names]
-
-
-def _size(*arrays: np.ndarray | None) -> int:
-    return sum(array.nbytes for array in arrays if array is not None)
+    return [*_linears(is_large), *_attention(is_large), *_experts(is_large), *_of_steps(is_large), *element_cases(is_large)]
 
 
 # ------------------------------------------------------------------------------------------------------------- linears
-
-
-def _weights(outputs: int, inputs: int, kind: str) -> tuple[np.ndarray, np.ndarray | None, int]:
-    """Return the memory, the scales, and the number of inputs per scale."""
-    if kind in TYPE_BYTES and kind != "int8":
-        return _kept(_random(outputs, inputs, seed=1) / 8, kind), None, 32
-    integers = np.resize(np.random.default_rng(1).integers(0, 256, 100_003, np.uint8), (outputs, inputs))
-    memory = integers if kind == "int8" else integers[:, ::2]
-    return np.ascontiguousarray(memory), np.abs(_random(outputs, inputs // 64, seed=2)) / 500, 64
-
-
-def _weights_of(memory: np.ndarray, scales: np.ndarray | None, kind: str, inputs: int, outputs: int, group: int) -> Values:
-    return {
-        "values": memory.view(np.uint8),
-        "scales": scales,
-        "offsets": None,
-        "type": TYPES[kind],
-        "num_inputs": inputs,
-        "padded_inputs": inputs,
-        "num_outputs": outputs,
-        "group_size": group,
-    }
 
 
 def _cache_of(keys: np.ndarray, values: np.ndarray, kind: str, block_size: int, kv_heads: int, *dims: int) -> Values:
@@ -118,20 +51,21 @@ def _linears(is_large: bool) -> list[Case]:
         ("bfloat16", "int8"),
         ("bfloat16", "int4"),
     ):
-        weights, scales, group = _weights(outputs, inputs, kind)
+        weights, scales, group = drawn_weights(outputs, inputs, kind)
         for rows in (1, 16, many):
-            x, y = _kept(_random(rows, inputs), dtype), np.zeros((rows, outputs), _kept(np.zeros(1, np.float32), dtype).dtype)
+            x, y = kept(random(rows, inputs), dtype), np.zeros((rows, outputs), kept(np.zeros(1, np.float32), dtype).dtype)
             values = {
                 "type": TYPES[dtype],
                 "x": x,
                 "y": y,
-                "weights": _weights_of(weights, scales, kind, inputs, outputs, group),
+                "floats": None,
+                "weights": weights_of(weights, scales, kind, inputs, outputs, group),
                 "bias": None,
                 "num_rows": rows,
             }
             text = f"{rows} x {inputs} x {outputs} {dtype}, weights {kind}"
-            work = _size(x, y, weights, scales), 2 * rows * inputs * outputs
-            found.append(Case("Linear", text, values, _named(dtype, "y"), *work, dtype))
+            work = size(x, y, weights, scales), 2 * rows * inputs * outputs
+            found.append(Case("Linear", text, values, named(dtype, "y"), *work, dtype))
     return found
 
 
@@ -160,10 +94,10 @@ def _attend(
     blocks = -(-length // block_size)
     table = (np.arange(num_slots * blocks, dtype=np.int32) + 1).reshape(num_slots, blocks)
     numbers = (num_slots * blocks + 1) * block_size * kv_heads * dim
-    keys, kept_values = (_kept(_random(numbers, seed=seed) / 4, kv_dtype).view(np.uint8) for seed in (1, 2))
+    keys, kept_values = (kept(random(numbers, seed=seed) / 4, kv_dtype).view(np.uint8) for seed in (1, 2))
     tiles = rows // tile_rows
     positions = (length - rows if is_prompt else length - 1) + np.arange(rows, dtype=np.int32) * is_prompt
-    queries = _kept(_random(rows, heads * dim, seed=3), dtype)
+    queries = kept(random(rows, heads * dim, seed=3), dtype)
     parts = -(-length // 512)
     output, scratch = np.zeros_like(queries), None if is_prompt else np.zeros((rows, heads, parts, dim + 2), np.float32)
     tile_firsts = np.arange(tiles) * tile_rows
@@ -198,11 +132,11 @@ def _attend(
         "is_latent": False,
     }
     num_keys = int((positions + 1).sum())
-    work = _size(queries, output, keys, kept_values), 4 * num_keys * heads * dim
+    work = size(queries, output, keys, kept_values), 4 * num_keys * heads * dim
     text = (
         f"{rows} {'of a prompt' if is_prompt else 'that decode'}, {length} keys {kv_dtype}, {heads} / {kv_heads} heads {dtype}"
     )
-    return Case("Attention", text, values, _named(dtype, "output"), *work, dtype)
+    return Case("Attention", text, values, named(dtype, "output"), *work, dtype)
 
 
 # ------------------------------------------------------------------------------------------------------------- experts
@@ -210,7 +144,7 @@ def _attend(
 
 def _experts(is_large: bool) -> list[Case]:
     rows, experts, chosen, hidden, inner = (64, 128, 8, 2048, 768) if is_large else (9, 12, 3, 64, 40)
-    logits, ids = _random(rows, experts), np.zeros((rows, chosen), np.int32)
+    logits, ids = random(rows, experts), np.zeros((rows, chosen), np.int32)
     weights = np.zeros((rows, chosen), np.float32)
     route = {
         "logits": logits,
@@ -232,7 +166,7 @@ def _experts(is_large: bool) -> list[Case]:
         "is_normalized": True,
         "set": 0,
     }
-    found = [Case("Route", f"{rows} rows, {chosen} of {experts}", route, lambda o: [o["ids"], o["weights"]], _size(logits))]
+    found = [Case("Route", f"{rows} rows, {chosen} of {experts}", route, lambda o: [o["ids"], o["weights"]], size(logits))]
     generator = np.random.default_rng(4)
     chosen_ids = np.stack([generator.permutation(experts)[:chosen] for _ in range(rows)]).astype(np.int32)
     num_choices = rows * chosen
@@ -240,38 +174,36 @@ def _experts(is_large: bool) -> list[Case]:
     lists = _dispatched(chosen_ids, experts, max_tiles)
     sizes = {"num_choices": num_choices, "num_experts": experts, "max_tiles": max_tiles}
     empty = {name: np.full_like(array, -1) for name, array in lists.items()}
-    found.append(
-        Case("Dispatch", f"{num_choices} choices", {"ids": chosen_ids, **empty, **sizes}, _of_lists, _size(chosen_ids))
-    )
-    x = _random(rows, hidden, seed=5)
+    found.append(Case("Dispatch", f"{num_choices} choices", {"ids": chosen_ids, **empty, **sizes}, _of_lists, size(chosen_ids)))
+    x = random(rows, hidden, seed=5)
     y = np.zeros((num_choices, inner), np.float32)
-    matrices = np.resize(_random(inner * hidden, seed=6), (experts * inner, hidden))
+    matrices = np.resize(random(inner * hidden, seed=6), (experts * inner, hidden))
     linear = {
         "type": TYPES["float32"],
         "x": x,
         "y": y,
         **lists,
-        "weights": _weights_of(matrices, None, "float32", hidden, inner, 32),
-        "bias": _random(experts, inner, seed=9),
+        "weights": weights_of(matrices, None, "float32", hidden, inner, 32),
+        "bias": random(experts, inner, seed=9),
         "max_tiles": max_tiles,
         "x_divisor": chosen,
     }
-    num_read = len(np.unique(chosen_ids)) * inner * hidden * 4 + _size(x, y)
+    num_read = len(np.unique(chosen_ids)) * inner * hidden * 4 + size(x, y)
     text = f"{num_choices} choices x {hidden} x {inner} float32"
-    found.append(Case("ExpertLinear", text, linear, _named("float32", "y"), num_read, 2 * num_choices * hidden * inner))
-    results, sums = _random(rows, chosen, hidden, seed=7), np.zeros((rows, hidden), np.float32)
+    found.append(Case("ExpertLinear", text, linear, named("float32", "y"), num_read, 2 * num_choices * hidden * inner))
+    results, sums = random(rows, chosen, hidden, seed=7), np.zeros((rows, hidden), np.float32)
     combine = {
         "type": TYPES["float32"],
         "results": results,
         "shared": None,
         "y": sums,
         "ids": chosen_ids,
-        "weights": np.abs(_random(rows, chosen, seed=8)),
+        "weights": np.abs(random(rows, chosen, seed=8)),
         "num_rows": rows,
         "num_chosen": chosen,
         "width": hidden,
     }
-    found.append(Case("Combine", f"{rows} rows of {chosen} x {hidden}", combine, _named("float32", "y"), _size(results, sums)))
+    found.append(Case("Combine", f"{rows} rows of {chosen} x {hidden}", combine, named("float32", "y"), size(results, sums)))
     return found
 
 
@@ -314,7 +246,7 @@ def _of_steps(is_large: bool) -> list[Case]:
         "blocks_per_slot": blocks,
         "block_size": block_size,
     }
-    found = [Case("Begin", f"{rows} rows", begin, lambda o: [o["slot_mapping"]], 4 * _size(positions))]
+    found = [Case("Begin", f"{rows} rows", begin, lambda o: [o["slot_mapping"]], 4 * size(positions))]
     numbers = (2 * blocks + 1) * block_size * kv_heads * dim
     keys, kept_values = np.zeros(4 * numbers, np.uint8), np.zeros(4 * numbers, np.uint8)
     angles = np.outer(np.arange(blocks * block_size), np.linspace(1, 0.01, dim))
@@ -324,7 +256,7 @@ def _of_steps(is_large: bool) -> list[Case]:
         "sines": np.sin(angles).astype(np.float32),
         "partners": (np.arange(dim, dtype=np.int32) + dim // 2) % dim,
     }
-    qkv, queries = _random(rows, (heads + 2 * kv_heads) * dim), np.zeros((rows, heads * dim), np.float32)
+    qkv, queries = random(rows, (heads + 2 * kv_heads) * dim), np.zeros((rows, heads * dim), np.float32)
     rotate = {
         "type": TYPES["float32"],
         "qkv": qkv,
@@ -332,7 +264,7 @@ def _of_steps(is_large: bool) -> list[Case]:
         "cache": _cache_of(keys, kept_values, "float32", block_size, kv_heads, dim, dim),
         "slot_mapping": mapping,
         **angle_values,
-        "norm_weight": _random(3, dim, seed=3),
+        "norm_weight": random(3, dim, seed=3),
         "epsilon": 1e-6,
         "is_normalized_after": False,
         "has_values": False,
@@ -342,10 +274,10 @@ def _of_steps(is_large: bool) -> list[Case]:
         "first_kv": 0,
     }
     text = f"{rows} rows, {heads} / {kv_heads} heads of {dim} float32"
-    of_cache = _named("float32", "queries", "cache.keys", "cache.values")
-    found.append(Case("RotateAndStore", text, rotate, of_cache, 2 * _size(qkv)))
+    of_cache = named("float32", "queries", "cache.keys", "cache.values")
+    found.append(Case("RotateAndStore", text, rotate, of_cache, 2 * size(qkv)))
     plain, rotary, latent = (128, dim, 512) if is_large else (10, dim, 40)
-    both, compressed = _random(rows, heads * (plain + rotary)), _random(rows, latent + rotary, seed=2)
+    both, compressed = random(rows, heads * (plain + rotary)), random(rows, latent + rotary, seed=2)
     slots = (2 * blocks + 1) * block_size
     latents = _cache_of(
         np.zeros(4 * slots * rotary, np.uint8), np.zeros(4 * slots * latent, np.uint8), "float32", block_size, 1, rotary, latent
@@ -358,14 +290,14 @@ def _of_steps(is_large: bool) -> list[Case]:
         "cache": latents,
         "slot_mapping": mapping,
         **angle_values,
-        "norm_weight": _random(latent, seed=3),
+        "norm_weight": random(latent, seed=3),
         "epsilon": 1e-6,
         "num_rows": rows,
         "heads": heads,
         "plain_dim": plain,
     }
-    of_latents = _named("float32", "rotated", "cache.keys", "cache.values")
-    found.append(Case("StoreLatent", f"{rows} rows, latents of {latent}", store, of_latents, 2 * _size(both, compressed)))
+    of_latents = named("float32", "rotated", "cache.keys", "cache.values")
+    found.append(Case("StoreLatent", f"{rows} rows, latents of {latent}", store, of_latents, 2 * size(both, compressed)))
     return [*found, *_metadata(is_large), _sample(32 if is_large else 4, vocab)]
 
 
@@ -398,12 +330,12 @@ def _metadata(is_large: bool) -> list[Case]:
         "num_kept": slots,
         "kept_tile_rows": 1,
     }
-    return [Case("Derive", f"{slots} rows that decode", values, lambda o: [o["derived"]], _size(derived))]
+    return [Case("Derive", f"{slots} rows that decode", values, lambda o: [o["derived"]], size(derived))]
 
 
 def _sample(rows: int, vocab: int) -> Case:
     """Return a case of sampling; every second row has no temperature."""
-    logits = _random(rows, vocab) * 3
+    logits = random(rows, vocab) * 3
     positions, blocks = 64, 4
     memory = np.zeros((rows + 1) * (positions + blocks + 1 + 10), np.int32)
     settings = memory[(rows + 1) * (positions + blocks + 1) :].reshape(rows + 1, 10)
@@ -436,4 +368,4 @@ def _sample(rows: int, vocab: int) -> Case:
         drawn = outcome["drawn"]
         return [drawn[0], drawn[1].view(np.float32), drawn[2]]
 
-    return Case("Sample", f"{rows} rows of {vocab} logits", values, compared, _size(logits))
+    return Case("Sample", f"{rows} rows of {vocab} logits", values, compared, size(logits))

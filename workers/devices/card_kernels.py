@@ -1,6 +1,6 @@
 """Kernels of `ops/cuda` on a card, by its driver: compiled for it when first launched, and loaded.
 
-Used by `card_ops.py`, in Paddle's process and context, and by `tools/device`, without Paddle.
+Used by the device (`cuda/device.py`) and by `tools/device`.
 """
 
 from __future__ import annotations

@@ -53,13 +53,17 @@ class PersistentKvArena:
         """Return whether `memory` is part of the host's arena; the self-test at start has a separate cache."""
         return 0 <= memory.ctypes.data - self._begin <= self._num_bytes - memory.nbytes
 
-    def capsule(self, memory: np.ndarray, device_type: int) -> Any:
-        """Return a capsule for `from_dlpack` of the memory at the same offset as `memory` in the host's arena."""
+    def address_of(self, memory: np.ndarray) -> int:
+        """Return the address on the card at the same offset as `memory` in the host's arena."""
         assert memory.flags.c_contiguous
         assert self.has(memory), "the memory is not part of the arena"
+        return self._address + int(memory.ctypes.data) - self._begin
+
+    def capsule(self, memory: np.ndarray, device_type: int) -> Any:
+        """Return a capsule for `from_dlpack` of the memory there."""
         shape = (c_int64 * memory.ndim)(*memory.shape)
         tensor = _Tensor(
-            data=self._address + memory.ctypes.data - self._begin,
+            data=self.address_of(memory),
             device_type=device_type,
             device_id=self._card if device_type == ON_GPU else 0,
             num_axes=memory.ndim,

@@ -1,7 +1,7 @@
 """Inputs of a step on a device with its own memory: one small copy, from which the device computes everything else in place.
 
 Replaces `StepInputs` in the runners of such devices, with the same values. The copy is int32 [num_sent]
-(`ops/paddle/metadata.py`), sent up to the used length:
+(`ops/step_layout.py`), sent up to the used length:
 
     number of places | slots | starts | counts | kept | flags (a column of max_num_seqs each) | place, value | ...
 
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ops.modules import Tensor
+from ops.step_layout import MAX_DIVIDED, NUM_SETTINGS, SETTINGS, Sizes
 from ops.table import KEY_SPLIT, NUM_LOGIT_ROWS, NUM_ROWS, ROW_TILE
 from workers.devices.device import Device
 from workers.engine.batch_slots import BatchSlots
@@ -39,8 +40,6 @@ class DeviceInputs(StepInputs):
         self._uploaded_row_ids = self.logit_row_ids
 
     def _make_derived(self, device: Device, room: Room) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        from ops.paddle.metadata import MAX_DIVIDED, Sizes  # needs Paddle, which the device has already imported
-
         most, max_model_len, num_blocks = 1 + self._sizes.num_drafts, self._sizes.max_model_len, self._sizes.num_blocks
         self.sizes = sizes = Sizes(
             num_slots=room.max_num_seqs,
@@ -102,8 +101,6 @@ class DeviceInputs(StepInputs):
     # --------------------------------------------------------------------------------------------------------- slots
 
     def start(self, slots: BatchSlots, slot: int) -> None:
-        from ops.paddle.metadata import NUM_SETTINGS, SETTINGS
-
         sizes, count = self.sizes, int(slots.num_tokens[slot])
         self._num_put[slot] = count
         in_table = np.arange(slot * sizes.num_blocks, (slot + 1) * sizes.num_blocks)

@@ -187,7 +187,7 @@ class Llama:
             return None
         name = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
         head = weights.linear([name], config.hidden_size, [config.vocab_size], config.has_head_bias)
-        head.bias_name = "lm_head.bias"
+        head.bias_name, head.has_float_outputs = "lm_head.bias", True
         if config.tie_word_embeddings:
             self.embedding.tied = head
             head.is_looked_up = True

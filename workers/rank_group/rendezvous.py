@@ -30,7 +30,7 @@ class Rendezvous(msgspec.Struct, frozen=True):
     ) -> Rendezvous | None:
         """Return the rendezvous of rank `rank` of the engine; None if it needs no process groups. `epoch`: of its process,
         equal on all ranks, because they start and end together."""
-        if config.ops == "native" or (tensor is None and experts is None):
+        if config.ops in ("native", "cuda") or (tensor is None and experts is None):
             return None
         ports = config.group_ports
         return Rendezvous(

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from engine.messages import PromptLogprobs, StepResult
+from ops.step_layout import DRAWN
 from workers.devices.device import Device
 from workers.devices.enqueued import Fetch
 from workers.engine.inputs import StepInputs
@@ -85,8 +86,6 @@ class StepSampling:
         """Choose the tokens that the device samples; return the flags for `DeviceInputs.set_rows`."""
         if self._drawing is None:
             return None
-        from ops.paddle.metadata import DRAWN  # needs Paddle, which the device has already imported
-
         slots = sampled.wanted.slots
         sampled.drawn = self._sampling.is_plain[slots]
         if self._drawing.is_greedy:

@@ -1,7 +1,7 @@
-"""Choice of fused ops for a model: checked on the device when the rank starts, before its weights are loaded.
+"""Ops of a model, checked on the device when the rank starts, before its weights are loaded.
 
-Called by `workers/assembly.py`, for `--ops fused` and `--ops cuda`. `ops/paddle/choice.py` checks ops and `row_check.py` checks
-CUDA ops; this module chooses the shapes and reports the results.
+Called by `workers/assembly.py`, for `--ops fused` and `--ops cuda`. `ops/paddle/choice.py` checks fused ops and `row_check.py`
+checks CUDA ops; this module chooses the shapes and reports the results.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import msgspec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import OptionError
-from ops.paddle.errors import cause_of
 from ops.table import OpTable
 from workers.devices.capabilities import DeviceError
-from workers.devices.card_ops import CardRows, leave_rows
 from workers.devices.device import Device
 from workers.models import declare_model
 from workers.rank_group.peers import Peers
@@ -39,55 +37,34 @@ def settle_ops(
     config: EngineConfig,
     model: ModelConfig,
     device: Device,
-    rows: CardRows | None,
     peers: Peers,
     *,
     has_encoder: bool,
     has_drafts: bool,
 ) -> None:
-    """Set the ops of `device` that are correct on it for `model`: `rows`, or the fused ones."""
-    if config.ops not in ("fused", "cuda"):
+    """Set the fused ops of `device` that are correct on it for `model`, or check its CUDA ops. Raises OptionError if an op has
+    no correct candidate."""
+    if config.ops == "cuda":
+        check_rows(device, model, precision_of(config), config.kv_cache_dtype)
+    if config.ops != "fused":
         return
-    fallbacks: tuple[tuple[str, str], ...] = ()
-    if rows is not None:
-        taken = take_rows(device, rows, model, precision_of(config), config.kv_cache_dtype)
-        if taken is not None:
-            device.ops, device.fallbacks = taken.ops, taken.fallbacks
-            return
-        fallbacks = (("all", "cuda"),)
-    elif config.ops == "cuda":
-        device.agreed_fault("CUDA ops are not built")
     _, declared = declare_model(model, peers.share, has_encoder=has_encoder, has_drafts=has_drafts)
     name, allows_variant = device.capabilities.place, config.allow_variant_ops
     chosen = choose_ops(device.ops, name, model, declared, allows_variant=allows_variant)
-    device.ops, device.fallbacks = chosen.ops, fallbacks + chosen.fallbacks
+    device.ops, device.fallbacks = chosen.ops, chosen.fallbacks
 
 
-def take_rows(device: Device, rows: CardRows, config: ModelConfig, precision: Precision, kv_dtype: str) -> ChosenOps | None:
-    """Return CUDA ops if they are correct on this card and those of its peers; None: use other ops. Raises OptionError if these
-    do not support a given option."""
+def check_rows(device: Device, config: ModelConfig, precision: Precision, kv_dtype: str) -> None:
+    """Check CUDA ops with the shapes of the model. Raises OptionError if they are not correct on this card."""
     from ops.cuda.library import RowError
-    from workers.selftest.row_check import fault_of_drawing, fault_of_rows  # needs Paddle's op table
+    from workers.selftest.row_check import fault_of_drawing, fault_of_rows
 
-    place, alone = device.capabilities.place, rows.make(None)
     try:
-        fault = fault_of_rows(device, alone, config, precision, kv_dtype)
+        fault = fault_of_rows(device, config, precision, kv_dtype) or fault_of_drawing(device, config.vocab_size)
     except (*_UNABLE, RowError) as error:
-        fault = f"CUDA ops fail: {cause_of(error)}"
-    fault = device.agreed_fault(fault)
+        fault = f"CUDA ops fail: {error}"
     if fault:
-        leave_rows(f"on {place} {fault}", rows.needed_by, "")
-        return None
-    try:
-        fault = fault_of_drawing(device, alone, config.vocab_size)
-    except (*_UNABLE, RowError) as error:
-        fault = f"sampling fails: {cause_of(error)}"
-    fault = device.agreed_fault(fault)
-    table = rows.make(device.rank_group)
-    if not fault:
-        return ChosenOps(table)
-    _LOG.warning("draw: sample is not used on %s: %s", place, fault)
-    return ChosenOps(msgspec.structs.replace(table, drawing=None), (("draw", "sample"),))
+        raise OptionError(f"--ops cuda: on {device.capabilities.place} {fault}; use --ops fused, with Paddle")
 
 
 def choose_ops(ops: OpTable, name: str, config: ModelConfig, weights: Weights, *, allows_variant: bool = False) -> ChosenOps:

@@ -40,6 +40,7 @@ class SelfTest:
         num_blocks = tables[0].size
         self._cache = map_kv_cache(memoryview(bytearray(spec.arena_bytes(num_blocks))), spec, num_blocks, device, table)
         self._slots = slots = BatchSlots(inputs.host_block_tables, length, config.vocab_size)
+        inputs.start(slots, 0)  # which copies the tables to a device
         if media is not None:
             media.bind(MediaSlots(slots), slots.token_ids)
         if positions is not None:

@@ -6,9 +6,8 @@ import zlib
 
 import numpy as np
 
-from ops.weight_format import QuantizedWeight, WeightFormat
+from ops.weight_format import QuantizedWeight, WeightFormat, bfloat16_bits
 from workers.weights.declaration import Weights
-from workers.weights.formats.floats import bfloat16_bits
 from workers.weights.formats.tensor import Kept
 
 _SCALE = np.float32(0.02)

@@ -8,7 +8,8 @@ from typing import cast
 import paddle
 
 from ops.modules import KvCache
-from ops.paddle.metadata import InPlace, derive, quotient
+from ops.paddle.metadata import derive, quotient
+from ops.step_layout import InPlace
 from ops.table import AttentionMetadata, Inputs
 
 

@@ -35,7 +35,10 @@ def test_dtype() -> None:
     assert configure("--dtype", "bfloat16").dtype == "bfloat16"
     assert configure("--dtype", "float32").dtype == "float32"
     assert configure("--ops", "reference").dtype == "float32"
-    with pytest.raises(OptionError, match="--dtype bfloat16 needs native ops, but the ops are reference; use --dtype float32"):
+    with pytest.raises(
+        OptionError,
+        match=r"--dtype bfloat16 needs native ops \(--ops cuda on GPUs\), but the ops are reference; use --dtype float32",
+    ):
         configure("--ops", "reference", "--dtype", "bfloat16")
 
 

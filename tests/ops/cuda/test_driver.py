@@ -57,7 +57,15 @@ class LinearOnCard:
             self.addresses[name], given[name] = address, (address, host.nbytes)
         weights = {"values": "weight", "scales": None, "offsets": None, "type": 0, "num_inputs": 32, "padded_inputs": 32}
         weights |= {"num_outputs": 8, "group_size": 32}
-        values = {"type": TYPES["float32"], "x": "x", "y": "y", "weights": weights, "bias": "bias", "num_rows": 3}
+        values = {
+            "type": TYPES["float32"],
+            "x": "x",
+            "y": "y",
+            "floats": None,
+            "weights": weights,
+            "bias": "bias",
+            "num_rows": 3,
+        }
         self.operands = operands("Linear", lambda name: given[name], **values)
 
     def change(self, x: np.ndarray) -> None:

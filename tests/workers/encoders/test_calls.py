@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from ops.weight_format import bfloat16_bits
 from shm.encoder_arena import EncoderArena
 from shm.segment import MemoryFile
 from tests.paths import GOLDEN
@@ -15,7 +16,6 @@ from tests.workers.encoders.serving import Unit, Units, encoded, load_tower
 from workers.devices.device import HostDevice
 from workers.encoders.tower import Tower
 from workers.extensions.media.encoder import Encoder
-from workers.weights.formats.floats import bfloat16_bits
 
 NAME = "qwen3_vl"
 UNITS: list[Unit] = [(1, 10, 14), (1, 4, 22), (2, 6, 4)]

@@ -16,8 +16,8 @@ from ops.paddle import fused, reference
 from ops.paddle.fused import Candidate
 from ops.table import OpTable
 from tests.pooled import write_checkpoint
+from tests.workers.on_card import on_card
 from tests.workers.serving import make_runner
-from tests.workers.test_cuda_rows import OnEmulatedCard
 from tests.workers.test_pooling import ASKED, pooled
 from tests.workers.test_runners import answers, core_of
 from workers.runners import cpu_runner, xpu_runner
@@ -43,11 +43,12 @@ def test_text_encoders_agree_on_all_ops(name: str, tmp_path: Path) -> None:
     """Their positions are looked up; with CUDA's rows as well."""
     path = write_checkpoint(name, tmp_path / "model")
     pooling, record = resolve_pooling(ASKED, ModelRecord.read(path))
-    kinds: list[tuple[str, Any]] = [("reference", xpu_runner), ("fused", xpu_runner), ("cuda", OnEmulatedCard)]
+    kinds: list[dict[str, Any]] = [{"ops": ops, "kind": xpu_runner} for ops in ("reference", "fused")]
     found = []
-    for ops, kind in kinds:
-        options = {"ops": ops, "plan": "eager", "pooling": pooling, "num_kv_blocks": 64, "max_model_len": 32}
-        runner = make_runner(path, model=record.config, kind=kind, **options)
+    for kind in (*kinds, on_card()):
+        ops = kind["ops"]
+        options = {"plan": "eager", "pooling": pooling, "num_kv_blocks": 64, "max_model_len": 32, **kind}
+        runner = make_runner(path, model=record.config, **options)
         assert runner.device.ops.name == ops
         found.append(pooled(runner, [{"token_ids": [5, 9, 3, 7] * 4}])[0])
     for other in found[1:]:

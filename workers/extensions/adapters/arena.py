@@ -28,7 +28,8 @@ class AdapterArena:
     def __init__(self, memory: memoryview, layout: AdapterLayout) -> None:
         self.layout = layout
         self._memory = memory
-        words = np.frombuffer(memory, np.uint8, layout.num_bytes)
+        self.is_lent = False  # a card reads its pages, which must stay the same
+        self.memory = words = np.frombuffer(memory, np.uint8, layout.num_bytes)
         count = layout.num_slots * len(layout.modules)
         self.ranks = words[: 4 * count].view(np.int32).reshape(layout.num_slots, -1)
         self.slots = words[layout.table_bytes :].view(np.float32).reshape(layout.num_slots, -1)
@@ -80,7 +81,7 @@ class AdapterArena:
         begin = layout.table_bytes + 4 * (slot * layout.slot_floats + layout.dense_floats)
         end = layout.table_bytes + 4 * (slot + 1) * layout.slot_floats
         begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-        if isinstance(mapping, mmap.mmap) and begin < end:
+        if isinstance(mapping, mmap.mmap) and begin < end and not self.is_lent:
             mapping.madvise(mmap.MADV_REMOVE, begin, end - begin)
 
     def write(self, slot: int, linears: Iterable[AdaptedLinear]) -> str:

@@ -18,13 +18,13 @@ from engine.checkpoint.vision_config import VisionConfig
 from engine.messages.media import SLICE_ROWS, Encode, EncoderCall
 from ops.cpu.executors import Tape
 from ops.modules import AxisPositionTables, PositionTable
+from ops.weight_format import bfloat16_bits
 from workers.devices.device import Device
 from workers.encoders.tower import Tower
 from workers.engine.plan import telling
 from workers.extensions.media.encoder_inputs import EncoderInputs, UnitPatches, pieces
 from workers.extensions.media.encoder_plans import Plan
 from workers.extensions.media.geometry import Patches, added_positions, pixels_of, stretched
-from workers.weights.formats.floats import bfloat16_bits
 
 _LEAST_ROWS, _LEAST_SEGMENTS = 1024, 64
 

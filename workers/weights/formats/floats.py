@@ -9,9 +9,8 @@ import numpy as np
 
 from ops import _cpu
 from ops.cpu.packing import WEIGHT_KINDS
-from ops.weight_format import BFLOAT16, WeightFormat, float32
+from ops.weight_format import BFLOAT16, WeightFormat, bfloat16_bits, float32
 
-_ROW_BLOCK = 1 << 20  # numbers rounded at a time
 _EXPONENT = {
     np.dtype(np.float32): 0x7F800000,
     np.dtype(np.float16): 0x7C00,
@@ -46,14 +45,3 @@ def joined(parts: Sequence[np.ndarray], format: WeightFormat) -> np.ndarray:
         else:
             rows[...] = float32(part)
     return result
-
-
-def bfloat16_bits(values: np.ndarray, bits: np.ndarray) -> None:
-    """Round `values` (float32, float16, or bits already) to nearest, ties to even, into `bits`, uint16 of the same shape."""
-    step = max(1, _ROW_BLOCK // max(1, values[:1].size))
-    for begin in range(0, len(values), step):
-        block = values[begin : begin + step]
-        if block.dtype != np.uint16:
-            words = block.astype(np.float32).view(np.uint32)
-            block = (words + (0x7FFF + (words >> 16 & 1)).astype(np.uint32)) >> 16
-        bits[begin : begin + step] = block

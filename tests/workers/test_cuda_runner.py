@@ -1,5 +1,5 @@
-"""Whole models on CUDA's rows, run by the emulated card: metadata, attention, linears, experts and everything in between. The
-answers equal the reference's to the token, with the same bits in any batch, chunks, order of threads, and as graphs.
+"""Whole models on a card by its driver alone, which is emulated: metadata, attention, linears, experts and everything between.
+The answers equal the native ops' to the token, with the same bits in any batch, chunks, order of threads, and as graphs.
 """
 
 from __future__ import annotations
@@ -17,35 +17,33 @@ from engine.config import SpeculativeConfig
 from engine.errors import OptionError
 from engine.messages import SamplingParams
 from ops.cpu.int_packing import rounded
-from ops.cuda import table as cuda
 from ops.weight_format import WeightFormat, float32
-from tests.ops.tables import emulated_card
-from tests.paths import GOLDEN
+from tests.devices.driver import emulated_driver
+from tests.ops.cuda.card import emulated_card
+from tests.paths import GOLDEN, TEXT_MODELS
 from tests.workers.mtp import drafting, write_walk
 from tests.workers.serving import ServedSequence, Serving, make_runner
-from tests.workers.test_runners import NGRAM, NONE, SIZES, GraphDevice, captured, core_of, plain_sequences, run_ahead, run_alone
-from workers.assembly import DeviceParts, RunnerParts, build_runner
-from workers.devices.card_ops import CardRows
-from workers.engine.device_inputs import DeviceInputs
-from workers.engine.plan import make_plan
+from tests.workers.test_runners import NGRAM, NONE, plain_sequences, run_ahead, run_alone
 from workers.engine.runner import ModelRunner
-from workers.runners import Runner, cpu_runner, gpu_runner
+from workers.runners import cpu_runner, gpu_runner
 
 INT8 = WeightFormat("int8")
+SIZES: dict[str, Any] = {"max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 4, "ops": "native"}
 
 
-class OnEmulatedCard:
-    """Runner of a GPU with `--ops cuda`: each rank has a card of its own, and they exchange tensors through gloo."""
+def captured(unit: int) -> dict[str, Any]:
+    sizes = tuple(unit * count for count in (4, 2))
+    return {"plan": "captured", "cudagraph_capture_sizes": sizes, "max_cudagraph_capture_size": sizes[0]}
 
-    def __init__(self, parts: RunnerParts) -> None:
-        config, peers = parts.config, parts.peers
-        if peers.meetings is not None:
-            peers.meetings.open_stores()
-        device = GraphDevice("cpu", peers.rank, peers.meetings)
-        rows = CardRows(lambda rank_group: cuda.make_table(emulated_card(), rank_group=rank_group))
-        if config.ops != "cuda":  # they are not tried, which takes its time
-            device.ops, rows = rows.make(device.rank_group), None
-        self.core = build_runner(parts, DeviceParts(device, DeviceInputs, make_plan, rows))
+
+def on_card(path: Path, **options: Any) -> ModelRunner:
+    """Return the core of a runner on the emulated card."""
+    own = {"ops": "cuda", "device": "gpu", "plan": "eager", "device_arena_library": emulated_driver()}
+    return make_runner(path, kind=gpu_runner, **{**SIZES, **own, **options})
+
+
+def on_host(path: Path, **options: Any) -> ModelRunner:
+    return make_runner(path, kind=cpu_runner, **{**SIZES, **options})
 
 
 def sequences() -> list[ServedSequence]:
@@ -67,14 +65,27 @@ def answers(runner: ModelRunner, *, is_alone: bool = False, chunk: int = 64) -> 
     return [sequence.answer() for sequence in batch]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "deepseek_v3"])
-def test_golden_models_agree_with_transformers(name: str) -> None:
-    runner = core_of(OnEmulatedCard, name, max_model_len=32)
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_golden_models_agree_with_native_ops(name: str) -> None:
+    runner = on_card(GOLDEN / name, max_model_len=32)
     assert runner.device.ops.name == "cuda"
-    found = answers(runner)
-    assert [answer[0] for answer in found] == [answer[0] for answer in answers(core_of(cpu_runner, name))]
+    found, expected = answers(runner), answers(on_host(GOLDEN / name))
+    assert [answer[0] for answer in found] == [answer[0] for answer in expected]
+    for answer, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(answer[1], other[1], atol=1e-3)
     emulated_card().seed(7)
+    assert answers(runner, is_alone=True, chunk=8) == found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gemma3_text", "qwen3_moe"])
+def test_bfloat16_has_the_same_bits_in_any_batch(name: str) -> None:
+    """Activations are bfloat16, too; log-probabilities are near those of the native ops, whose activations are float32."""
+    runner = on_card(GOLDEN / name, max_model_len=32, dtype="bfloat16", kv_cache_dtype="bfloat16", **captured(1))
+    found, expected = answers(runner), answers(on_host(GOLDEN / name, dtype="bfloat16"))
+    for answer, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(answer[1][0], other[1][0], atol=0.15)
+    emulated_card().seed(3)
     assert answers(runner, is_alone=True, chunk=8) == found
 
 
@@ -82,7 +93,7 @@ def test_golden_models_agree_with_transformers(name: str) -> None:
 def test_sampled_tokens_stay_on_the_card() -> None:
     """Sampling with temperature too; sequences that the host samples change no bit of it, nor does a step that must be known
     first."""
-    runner = core_of(OnEmulatedCard, "llama", max_model_len=64)
+    runner = on_card(GOLDEN / "llama", max_model_len=64)
     alone, ahead, beside = plain_sequences(0.9, 3), plain_sequences(0.9, 3), plain_sequences(0.9, 3)
     run_alone(runner, alone)
     assert run_ahead(runner, ahead) > 0
@@ -93,7 +104,7 @@ def test_sampled_tokens_stay_on_the_card() -> None:
         serving.place(sequence, slot)
     serving.run([*beside, penalized])
     assert [sequence.answer() for sequence in beside] == [sequence.answer() for sequence in alone]
-    run_alone(core_of(cpu_runner, "llama"), expected := plain_sequences(0.9, 3))
+    run_alone(on_host(GOLDEN / "llama"), expected := plain_sequences(0.9, 3))
     assert [sequence.outputs for sequence in alone] == [sequence.outputs for sequence in expected]
 
 
@@ -103,8 +114,8 @@ def test_drafts_and_masks_keep_the_bits(plan: str) -> None:
     """Rows of several tokens of a sequence, with rejected ones that are overwritten; a prompt with bounds on its keys. One
     token a row and many have the same bits."""
 
-    def run(kind: Callable[..., Runner], config: SpeculativeConfig, **options: Any) -> list[tuple[object, ...]]:
-        runner = core_of(kind, "llama", max_model_len=64, speculative_config=config, **options)
+    def run(make: Callable[..., ModelRunner], config: SpeculativeConfig, **options: Any) -> list[tuple[object, ...]]:
+        runner = make(GOLDEN / "llama", max_model_len=64, speculative_config=config, **options)
         bounds = np.stack([np.zeros(12), np.maximum(np.arange(12), 9)], 1).astype(np.int32)
         greedy = SamplingParams(temperature=0.0, num_logprobs=0)
         batch = [
@@ -124,11 +135,11 @@ def test_drafts_and_masks_keep_the_bits(plan: str) -> None:
         return [first, *((token_id + 1) % 40 for token_id in others)]
 
     num_tokens: list[int] = []
-    plain = run(OnEmulatedCard, NONE)
+    plain = run(on_card, NONE)
     answer_to = {5: plain[0][0], 7: plain[1][0]}
-    assert run(OnEmulatedCard, NGRAM, **(captured(3) if plan == "captured" else {})) == plain
+    assert run(on_card, NGRAM, **(captured(3) if plan == "captured" else {})) == plain
     assert num_tokens == [1, 2], "drafts stood, and were rejected"
-    assert [answer[0] for answer in plain] == [answer[0] for answer in run(cpu_runner, NONE)]
+    assert [answer[0] for answer in plain] == [answer[0] for answer in run(on_host, NONE)]
 
 
 @pytest.mark.slow
@@ -136,17 +147,16 @@ def test_drafts_of_mtp_layers_are_accepted(tmp_path: Path) -> None:
     """The model's draft tokens are accepted."""
     write_walk(tmp_path, np.random.default_rng(0).permutation(80), is_by_hidden=True)
 
-    def run(kind: Callable[..., Runner], **options: Any) -> tuple[list[int], list[int]]:
-        runner = make_runner(tmp_path, kind=kind, **{**SIZES, "max_model_len": 48, **options})
+    def run(make: Callable[..., ModelRunner], **options: Any) -> tuple[list[int], list[int]]:
+        runner = make(tmp_path, max_model_len=48, **options)
         serving, sequence = Serving(runner), ServedSequence([5, 9, 3], SamplingParams(temperature=0.0), 12)
         serving.place(sequence, 0)
         serving.run([sequence])
         return sequence.outputs, serving.num_tokens_of_rows
 
-    expected, _ = run(cpu_runner)
-    found, num_tokens = run(OnEmulatedCard, speculative_config=drafting(2))
+    expected, _ = run(on_host)
+    found, num_tokens = run(on_card, speculative_config=drafting(2))
     assert (found, max(num_tokens)) == (expected, 3)
-    assert run(OnEmulatedCard, speculative_config=drafting(2), **captured(3)) == (found, num_tokens)
 
 
 @pytest.mark.slow
@@ -154,8 +164,8 @@ def test_drafts_of_mtp_layers_are_accepted(tmp_path: Path) -> None:
 def test_narrow_caches_work_with_graphs(kv_dtype: str) -> None:
     """Steps are also checked at the start with `--ops cuda`."""
     sizes = {"max_model_len": 16, "kv_cache_dtype": kv_dtype}
-    found = answers(core_of(OnEmulatedCard, "llama", ops="cuda", **sizes, **captured(1)))
-    assert answers(core_of(OnEmulatedCard, "llama", **sizes), is_alone=True, chunk=8) == found
+    found = answers(on_card(GOLDEN / "llama", **sizes, **captured(1)))
+    assert answers(on_card(GOLDEN / "llama", **sizes), is_alone=True, chunk=8) == found
 
 
 @pytest.mark.slow
@@ -163,16 +173,16 @@ def test_prompt_steps_are_replayed() -> None:
     """One prompt in chunks and two whole ones, with sampled last tokens; with experts."""
     sizes: dict[str, Any] = {"max_model_len": 32}
     prompts = {**sizes, "graph_only_prefill": True, "cudagraph_capture_sizes": (16, 8), "max_cudagraph_capture_size": 16}
-    runner = core_of(OnEmulatedCard, "qwen3_moe", plan="captured", **prompts)
-    expected = answers(core_of(OnEmulatedCard, "qwen3_moe", **sizes))
+    runner = on_card(GOLDEN / "qwen3_moe", plan="captured", **prompts)
+    expected = answers(on_card(GOLDEN / "qwen3_moe", **sizes))
     assert [answers(runner, is_alone=True, chunk=8), answers(runner)] == [expected] * 2
     assert runner.ran is not None
     assert {size for size, is_captured in runner.ran if is_captured} == {16, 8}
 
 
 @pytest.mark.parametrize(("name", "quantization"), [("llama", "wint8"), ("qwen3_moe", "wint4")])
-def test_rounded_weights_agree_with_the_reference(name: str, quantization: str, tmp_path: Path) -> None:
-    """The reference computes a checkpoint of the numbers that they represent."""
+def test_rounded_weights_agree_with_their_numbers(name: str, quantization: str, tmp_path: Path) -> None:
+    """Native ops compute a checkpoint of the numbers that they represent."""
     tensors = load_file(GOLDEN / name / "model.safetensors")
     is_tied = "lm_head.weight" not in tensors
     for tensor, values in tensors.items():
@@ -185,27 +195,36 @@ def test_rounded_weights_agree_with_the_reference(name: str, quantization: str, 
     shutil.copytree(GOLDEN / name, tmp_path, dirs_exist_ok=True)
     save_file(tensors, tmp_path / "model.safetensors")
     sizes = {"max_model_len": 32, "kv_cache_dtype": "float32"}
-    found = answers(core_of(OnEmulatedCard, name, quantization=quantization, **sizes))
-    rounded_before = answers(make_runner(tmp_path, kind=cpu_runner, **{**SIZES, **sizes}))
-    plain = answers(core_of(cpu_runner, name, **sizes))
+    found = answers(on_card(GOLDEN / name, quantization=quantization, **sizes))
+    rounded_before = answers(on_host(tmp_path, **sizes))
+    plain = answers(on_host(GOLDEN / name, **sizes))
     for answer, expected in zip(found, rounded_before, strict=True):
         assert answer[0] == expected[0]
         np.testing.assert_allclose(answer[1], expected[1], atol=1e-4)
     assert not np.allclose(found[0][1], plain[0][1], atol=1e-3), "they were rounded"
 
 
-def test_missing_driver_falls_back_or_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    """Other ops serve, unless they lack something that was asked for."""
-    missing = "/nowhere/libcuda.so.1"
-    for option, value, name in (
-        ("quantization", "wint8", "--quantization"),
-        ("kv_cache_dtype", "bfloat16", "--kv-cache-dtype"),
-    ):
-        says = (
-            f"--ops cuda: no driver of NVIDIA's cards: .*; {name} {value} needs CUDA ops; remove it or install what is missing"
-        )
-        with pytest.raises(OptionError, match=says):
-            core_of(gpu_runner, "llama", ops="cuda", device_arena_library=missing, **{option: value})
-    runner = core_of(gpu_runner, "llama", ops="cuda", device_arena_library=missing)
-    assert runner.device.ops.name == "fused"
-    assert "--ops cuda: using fused ops instead: no driver of NVIDIA's cards" in caplog.text
+def test_memory_of_old_weights_is_given_back() -> None:
+    """After a reload and after sleep, with captured steps."""
+    runner = on_card(GOLDEN / "llama", max_model_len=32, **captured(1))
+
+    def held() -> int:
+        runner.device.release_unused()
+        return runner.device.memory_bytes()
+
+    answers(runner)
+    whole = held()
+    for version in (2, 3):
+        runner.load(str(GOLDEN / "llama"), version, lambda num_done, num_bytes: None)
+        found = answers(runner)
+        assert held() <= whole
+    num_weight_bytes = 4 * sum(tensor.size for tensor in load_file(GOLDEN / "llama" / "model.safetensors").values())
+    runner.clear()
+    assert held() <= whole - num_weight_bytes
+    runner.load(str(GOLDEN / "llama"), 4, lambda num_done, num_bytes: None)
+    assert answers(runner) == found
+
+
+def test_missing_driver_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"--ops cuda: no driver of NVIDIA's cards: .*; nvidia-smi shows whether"):
+        on_card(GOLDEN / "llama", device_arena_library="/nowhere/libcuda.so.1")

@@ -1,0 +1,83 @@
+"""Engines with `--device gpu` on an emulated card: no Paddle in any process, the bytes of each request alone across chunks,
+caching, preemption, drafts, kills, sleep and reload, op by op and captured, on one rank and on two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.devices.driver import emulated_driver
+from tests.devices.engines import (
+    BODIES,
+    CAPTURED,
+    CAPTURED_PAIRS,
+    CUT,
+    DRAFTS,
+    OF_PAIRS,
+    OPTIONS,
+    Expected,
+    beside_a_kill,
+    order,
+    said,
+)
+from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.workload import answers, answers_together
+from tests.ops.cuda.card import emulated_library
+
+MODEL = GOLDEN / "qwen3"
+
+
+def engine_on_card(*options: str) -> EngineProcess:
+    emulated_library()  # compiled once, not by each worker
+    where = str(Path(emulated_driver()).parent)
+    return EngineProcess(MODEL, "--device", "gpu", *OPTIONS, *options, environment={"LD_LIBRARY_PATH": where})
+
+
+def maps_of(engine: EngineProcess, name: str) -> str:
+    return Path(f"/proc/{engine.actors()[name]['pid']}/maps").read_text()
+
+
+@pytest.fixture(scope="module")
+def expected() -> Expected:
+    """Each request alone, op by op, without drafts."""
+    with engine_on_card("--plan", "eager") as engine:
+        assert "libcuda.so.1" in maps_of(engine, "worker0")
+        assert "paddle" not in maps_of(engine, "worker0")
+        return said(answers(engine, BODIES, concurrency=1))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineProcess]:
+    with engine_on_card(*CAPTURED, *CUT, *DRAFTS) as engine:
+        yield engine
+
+
+def test_answers_do_not_depend_on_the_batch(engine: EngineProcess, expected: Expected) -> None:
+    assert said(answers_together(engine, BODIES)) == expected
+    assert said(answers(engine, BODIES[::-1], concurrency=3)[::-1]) == expected
+    for name in ("num_preemptions_total", "prefix_cache_hits_total", "spec_decode_num_accepted_tokens_total"):
+        assert engine.metric(name) > 0, name
+    assert engine.metric("captured_step_rows_count") > 0
+    assert engine.metric("uncaptured_step_sizes") == 0
+
+
+@pytest.mark.parametrize("victim", ["worker0", "scheduler"])
+def test_streams_continue_after_a_kill(engine: EngineProcess, expected: Expected, victim: str) -> None:
+    assert said(asyncio.run(beside_a_kill(engine, BODIES, len(BODIES), victim, restarted=(victim,)))) == expected
+
+
+def test_answers_are_the_same_after_sleep_and_reload(engine: EngineProcess, expected: Expected) -> None:
+    for path in ("sleep", "wake", "reload"):
+        order(engine, path)
+    assert said(answers(engine, BODIES)) == expected
+
+
+def test_two_ranks_have_the_same_answers(expected: Expected) -> None:
+    ranks = ("worker0", "worker1")
+    with engine_on_card(*CAPTURED_PAIRS, *OF_PAIRS) as engine:
+        assert said(answers_together(engine, BODIES)) == expected
+        assert said(asyncio.run(beside_a_kill(engine, BODIES, len(BODIES), "worker1", restarted=ranks))) == expected

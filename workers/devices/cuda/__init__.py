@@ -1,0 +1,1 @@
+"""NVIDIA's cards by their driver alone."""

@@ -1,0 +1,140 @@
+"""Memory of a card for one stream: taken from the driver once, and given again to later arrays of about the same size.
+
+All work of a process is in the order of one stream, so memory that is free on the host may be written by the next kernel: the
+kernels that read it before are before it on the card. Arrays of captured work have a pool of their own, since a replay writes
+them at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from shm.cuda_driver import CudaDriver
+from workers.devices.capabilities import DeviceError
+
+_ALIGNMENT = 512  # bytes, the driver's own
+_MAPPED = 2  # CU_MEMHOSTREGISTER_DEVICEMAP
+_STEPS = 4  # sizes of blocks between two powers of two
+_LASTING, _PASSING, _CAPTURED = range(3)  # pools
+
+
+class Block:
+    """Memory that is free again when this object is deleted."""
+
+    __slots__ = ("_release", "address", "num_bytes", "pool")
+
+    def __init__(self, address: int, num_bytes: int, pool: int, release: Callable[[Block], None]) -> None:
+        self.address, self.num_bytes, self.pool, self._release = address, num_bytes, pool, release
+
+    def __del__(self) -> None:
+        self._release(self)
+
+
+class StreamMemory:
+    """Memory of the card of `driver` (`CardMemory`), in the order of `stream`."""
+
+    def __init__(self, driver: CudaDriver, stream: int) -> None:
+        self._driver, self._stream = driver, stream
+        self._free: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # by pool and size: addresses
+        self._pool = _PASSING
+        self._lent: list[tuple[int, int, int]] = []  # begin and end of host memory, and what the card adds to its addresses
+        self.num_bytes = 0  # taken from the driver
+
+    def allocate(self, num_bytes: int, *, is_lasting: bool = False) -> tuple[int, Block]:
+        pool = _LASTING if is_lasting else self._pool
+        size = _whole(num_bytes) if is_lasting else size_of_block(num_bytes)
+        addresses = self._free[pool, size]
+        address = addresses.pop() if addresses else self._taken(size)
+        return address, Block(address, size, pool, self._released)
+
+    def lend(self, memory: np.ndarray) -> None:
+        """Let the card read `memory` of the host, and the rest of its pages, from now on."""
+        begin = int(memory.ctypes.data) // mmap.PAGESIZE * mmap.PAGESIZE
+        end = -(-(int(memory.ctypes.data) + memory.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._driver.call("cuMemHostRegister_v2", begin, end - begin, _MAPPED)
+        on_card = self._driver.made("cuMemHostGetDevicePointer_v2", begin, 0)
+        self._lent.append((begin, end, on_card - begin))
+
+    def host_address(self, values: np.ndarray) -> int:
+        address = int(values.ctypes.data)
+        for begin, end, offset in self._lent:
+            if begin <= address and address + values.nbytes <= end:
+                return address + offset
+        raise AssertionError(f"{values.nbytes} bytes of the host at {address:#x} were not lent to the card")
+
+    def write(self, address: int, values: np.ndarray) -> None:
+        if values.nbytes:
+            self._driver.call("cuMemcpyHtoDAsync_v2", address, values.ctypes.data, values.nbytes, self._stream)
+            self._driver.call("cuStreamSynchronize", self._stream)
+
+    def read(self, address: int, values: np.ndarray) -> None:
+        if values.nbytes:
+            self._driver.call("cuMemcpyDtoHAsync_v2", values.ctypes.data, address, values.nbytes, self._stream)
+        self._driver.call("cuStreamSynchronize", self._stream)
+
+    def clear(self, address: int, num_bytes: int) -> None:
+        """Enqueue zeros there."""
+        self._driver.call("cuMemsetD8Async", address, 0, num_bytes, self._stream)
+
+    @contextlib.contextmanager
+    def captured(self) -> Iterator[None]:
+        """Give memory from the pool of captured work within the context."""
+        self._pool = _CAPTURED
+        try:
+            yield
+        finally:
+            self._pool = _PASSING
+
+    def _taken(self, size: int) -> int:
+        for is_last in (False, True):
+            try:
+                address = self._driver.made("cuMemAlloc_v2", size)
+            except DeviceError:
+                if is_last or not self.release_unused(keeps_captured=True):
+                    raise
+            else:
+                self.num_bytes += size
+                return address
+        raise AssertionError("the second attempt returns or raises")
+
+    def release_unused(self, *, keeps_captured: bool = False) -> bool:
+        """Give all free memory back to the driver; return whether there was any. `keeps_captured`: but that of captured work,
+        which its replays use."""
+        given = [
+            (key, addresses)
+            for key, addresses in self._free.items()
+            if addresses and not (keeps_captured and key[0] == _CAPTURED)
+        ]
+        self._driver.call("cuStreamSynchronize", self._stream)
+        for (pool, size), addresses in given:
+            for address in addresses:
+                self._driver.call("cuMemFree_v2", address)
+                self.num_bytes -= size
+            self._free[pool, size] = []
+        return bool(given)
+
+    def _released(self, block: Block) -> None:
+        if block.pool == _LASTING:
+            with contextlib.suppress(DeviceError):  # after a failed kernel nothing can be freed
+                self._driver.call("cuStreamSynchronize", self._stream)
+                self._driver.call("cuMemFree_v2", block.address)
+                self.num_bytes -= block.num_bytes
+            return
+        self._free[block.pool, block.num_bytes].append(block.address)
+
+
+def size_of_block(num_bytes: int) -> int:
+    """Return the size of the block for so many bytes: at most a quarter more."""
+    if num_bytes <= _ALIGNMENT * _STEPS:
+        return _whole(num_bytes)
+    step = 1 << ((num_bytes - 1).bit_length() - 3)
+    return _whole(-(-num_bytes // step) * step)
+
+
+def _whole(num_bytes: int) -> int:
+    return max(1, -(-num_bytes // _ALIGNMENT)) * _ALIGNMENT
