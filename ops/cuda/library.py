@@ -80,6 +80,7 @@ class Library:
     """The rows of one file, on `kernels` of a card, or emulated (None)."""
 
     def __init__(self, path: Path, kernels: Kernels | None = None) -> None:
+        self.name = path.name  # has a digest of all sources
         self._library = ctypes.CDLL(str(path))
         for row in ROWS:
             size = getattr(self._library, f"tokamak_size_of_{row}")()

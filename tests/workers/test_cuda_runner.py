@@ -225,6 +225,19 @@ def test_memory_of_old_weights_is_given_back() -> None:
     assert answers(runner) == found
 
 
+def test_graphs_share_their_memory() -> None:
+    """Smaller sizes need no more than the largest, and steps of several sizes in turn have the same bits."""
+    largest = {"plan": "captured", "cudagraph_capture_sizes": (8,), "max_cudagraph_capture_size": 8}
+    several = {**largest, "cudagraph_capture_sizes": (8, 6, 4, 2)}
+    sizes = {"max_model_len": 32, "max_num_seqs": 8}
+    one, many = (on_card(GOLDEN / "llama", **sizes, **options) for options in (largest, several))
+    for runner in (one, many):
+        runner.device.release_unused()
+    assert many.device.memory_bytes() <= 1.05 * one.device.memory_bytes()
+    assert answers(many) == answers(one)
+    assert answers(many, is_alone=True, chunk=5) == answers(one)
+
+
 def test_missing_driver_is_refused() -> None:
     with pytest.raises(OptionError, match=r"--ops cuda: no driver of NVIDIA's cards: .*; nvidia-smi shows whether"):
         on_card(GOLDEN / "llama", device_arena_library="/nowhere/libcuda.so.1")

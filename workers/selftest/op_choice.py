@@ -6,11 +6,13 @@ checks CUDA ops; this module chooses the shapes and reports the results.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from typing import Any
 
 import msgspec
 
+from engine.checkpoint.files import user_cache
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import OptionError
@@ -55,16 +57,25 @@ def settle_ops(
 
 
 def check_rows(device: Device, config: ModelConfig, precision: Precision, kv_dtype: str) -> None:
-    """Check CUDA ops with the shapes of the model. Raises OptionError if they are not correct on this card."""
+    """Check CUDA ops with the shapes of the model, once for a card, a driver and kernels. Raises OptionError if they are not
+    correct on this card."""
     from ops.cuda.library import RowError
-    from workers.selftest.row_check import fault_of_drawing, fault_of_rows
+    from workers.selftest.row_check import fault_of_drawing, fault_of_rows, small_model
 
+    fingerprint: str = getattr(device, "fingerprint", "")
+    key = repr((fingerprint, small_model(config), config.vocab_size, precision, kv_dtype)).encode()
+    passed = user_cache() / "cuda" / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.checked"
+    if fingerprint and passed.exists():
+        return
     try:
         fault = fault_of_rows(device, config, precision, kv_dtype) or fault_of_drawing(device, config.vocab_size)
     except (*_UNABLE, RowError) as error:
         fault = f"CUDA ops fail: {error}"
     if fault:
         raise OptionError(f"--ops cuda: on {device.capabilities.place} {fault}; use --ops fused, with Paddle")
+    if fingerprint:
+        passed.parent.mkdir(parents=True, exist_ok=True)
+        passed.touch()
 
 
 def choose_ops(ops: OpTable, name: str, config: ModelConfig, weights: Weights, *, allows_variant: bool = False) -> ChosenOps:

@@ -18,6 +18,7 @@ import numpy as np
 from engine.checkpoint.files import user_cache
 from engine.errors import OptionError
 from ops.cuda.array import CudaArray, array_on, empty_on
+from ops.cuda.compiler import EMULATED
 from ops.cuda.library import BuildError, RowError
 from ops.cuda.operands import operands
 from ops.cuda.table import describe, make_table
@@ -61,6 +62,9 @@ class CudaDevice:
         self._stream = driver.made("cuStreamCreate", _OWN_STREAM)
         self._memory, self._pinned = StreamMemory(driver, self._stream), HostMemory(library, card)
         self._rows = card_library(driver, directory)
+        info = driver.info()
+        # what the numbers of its kernels depend on; empty for an emulated card
+        self.fingerprint = "" if info.capability == EMULATED else f"{info} {self._rows.name}"
         self._lasting = lasting
         self._sent: dict[int, int] = {}  # by address of a staging: the event after its last copy
         self._landings: dict[
@@ -207,7 +211,7 @@ class CudaGraph:
         windows: LentWindows | None,
         run: Callable[[], object],
     ) -> None:
-        self._driver, self._stream, self._windows = driver, stream, windows
+        self._driver, self._stream, self._windows, self._memory = driver, stream, windows, memory
         with memory.captured():
             for _ in range(2):
                 run()
@@ -224,6 +228,7 @@ class CudaGraph:
         if status:
             raise DeviceError(f"cuStreamEndCapture: {driver.error_name(status)}")
         self._graph = driver.made("cuGraphInstantiateWithFlags", graph, 0)
+        memory.num_graphs += 1
         driver.call("cuGraphDestroy", graph)
 
     def replay(self) -> None:
@@ -233,6 +238,7 @@ class CudaGraph:
 
     def __del__(self) -> None:
         if hasattr(self, "_graph"):
+            self._memory.num_graphs -= 1
             with contextlib.suppress(DeviceError):
                 self._driver.call("cuGraphExecDestroy", self._graph)
 

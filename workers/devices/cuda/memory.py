@@ -2,7 +2,7 @@
 
 All work of a process is in the order of one stream, so memory that is free on the host may be written by the next kernel: the
 kernels that read it before are before it on the card. Arrays of captured work have a pool of their own, since a replay writes
-them at any time.
+them at any time. All graphs share it, results included: those of a replay are read before the next one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _LASTING, _PASSING, _CAPTURED = range(3)  # pools
 class Block:
     """Memory that is free again when this object is deleted."""
 
-    __slots__ = ("_release", "address", "num_bytes", "pool")
+    __slots__ = ("_release", "address", "capture", "num_bytes", "pool")
 
-    def __init__(self, address: int, num_bytes: int, pool: int, release: Callable[[Block], None]) -> None:
-        self.address, self.num_bytes, self.pool, self._release = address, num_bytes, pool, release
+    def __init__(self, address: int, num_bytes: int, pool: int, capture: int, release: Callable[[Block], None]) -> None:
+        self.address, self.num_bytes, self.pool, self.capture, self._release = address, num_bytes, pool, capture, release
 
     def __del__(self) -> None:
         self._release(self)
@@ -42,15 +42,23 @@ class StreamMemory:
         self._driver, self._stream = driver, stream
         self._free: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # by pool and size: addresses
         self._pool = _PASSING
+        self._capture = 0  # number of the last one
+        self._captured: dict[int, int] = {}  # sizes of that pool, by address
+        self.num_graphs = 0  # that use it
         self._lent: list[tuple[int, int, int]] = []  # begin and end of host memory, and what the card adds to its addresses
         self.num_bytes = 0  # taken from the driver
 
     def allocate(self, num_bytes: int, *, is_lasting: bool = False) -> tuple[int, Block]:
         pool = _LASTING if is_lasting else self._pool
         size = _whole(num_bytes) if is_lasting else size_of_block(num_bytes)
+        if pool == _CAPTURED:  # the largest graph is captured first, the others fit into its memory
+            free = (each for (of, each), addresses in self._free.items() if of == pool and each >= size and addresses)
+            size = min(free, default=size)
         addresses = self._free[pool, size]
         address = addresses.pop() if addresses else self._taken(size)
-        return address, Block(address, size, pool, self._released)
+        if pool == _CAPTURED:
+            self._captured[address] = size
+        return address, Block(address, size, pool, self._capture, self._released)
 
     def lend(self, memory: np.ndarray) -> None:
         """Let the card read `memory` of the host, and the rest of its pages, from now on."""
@@ -83,8 +91,13 @@ class StreamMemory:
 
     @contextlib.contextmanager
     def captured(self) -> Iterator[None]:
-        """Give memory from the pool of captured work within the context."""
+        """Give memory from the pool of captured work within the context: all of it, whatever earlier graphs hold."""
         self._pool = _CAPTURED
+        self._capture += 1
+        for size in self._captured.values():
+            self._free[_CAPTURED, size] = []
+        for address, size in self._captured.items():
+            self._free[_CAPTURED, size].append(address)
         try:
             yield
         finally:
@@ -95,25 +108,23 @@ class StreamMemory:
             try:
                 address = self._driver.made("cuMemAlloc_v2", size)
             except DeviceError:
-                if is_last or not self.release_unused(keeps_captured=True):
+                if is_last or not self.release_unused():
                     raise
             else:
                 self.num_bytes += size
                 return address
         raise AssertionError("the second attempt returns or raises")
 
-    def release_unused(self, *, keeps_captured: bool = False) -> bool:
-        """Give all free memory back to the driver; return whether there was any. `keeps_captured`: but that of captured work,
-        which its replays use."""
-        given = [
-            (key, addresses)
-            for key, addresses in self._free.items()
-            if addresses and not (keeps_captured and key[0] == _CAPTURED)
-        ]
+    def release_unused(self) -> bool:
+        """Give all free memory back to the driver, but what graphs use; return whether there was any."""
+        given = [(key, addresses) for key, addresses in self._free.items() if addresses]
+        if self.num_graphs:
+            given = [each for each in given if each[0][0] != _CAPTURED]
         self._driver.call("cuStreamSynchronize", self._stream)
         for (pool, size), addresses in given:
             for address in addresses:
                 self._driver.call("cuMemFree_v2", address)
+                self._captured.pop(address, None)
                 self.num_bytes -= size
             self._free[pool, size] = []
         return bool(given)
@@ -125,7 +136,8 @@ class StreamMemory:
                 self._driver.call("cuMemFree_v2", block.address)
                 self.num_bytes -= block.num_bytes
             return
-        self._free[block.pool, block.num_bytes].append(block.address)
+        if block.pool != _CAPTURED or block.capture == self._capture:  # others are free since a later capture began
+            self._free[block.pool, block.num_bytes].append(block.address)
 
 
 def size_of_block(num_bytes: int) -> int:
