@@ -8,6 +8,7 @@ becomes content unchanged.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from engine.messages import Part
@@ -15,6 +16,7 @@ from engine.parsers.family import CallFamily, Tools
 from engine.parsers.reader import Malformed, Reader, Reading, num_beginning
 from engine.parsers.thinking import ThinkingFamily
 
+_LOG = logging.getLogger(__name__)
 EDGE = Part("edge", "")  # among the parts: newlines of the content just before it are dropped
 
 
@@ -203,8 +205,21 @@ class AnswerParser:
         assert self._family is not None
         self._last_marker = ""
         self._reader = Reader(opening, self._names)
-        self._reading = self._family.read(self._reader, trigger, self._tools())
+        self._reading = self._reading_of(self._family, self._reader, trigger)
         self._advance(self._reader, "")  # up to where it needs the first character
+
+    def _reading_of(self, family: CallFamily, reader: Reader, trigger: str) -> Reading[None]:
+        """Read as the family does. Another error of it (a plugin may raise anything) leaves the text content, like damage."""
+        try:
+            yield from family.read(reader, trigger, self._tools())
+            return
+        except Malformed:
+            raise
+        except Exception:
+            _LOG.exception("the parser %s failed; the text of the call becomes content", family.name)
+        if len(reader.raw) == reader.num_opening and not reader.unread:
+            yield  # a call is given up when it has a character, or ends
+        raise Malformed
 
     def _read(self, reader: Reader, text: str) -> str:
         """Read the next piece of a call; return what it leaves unread."""

@@ -9,6 +9,10 @@ import msgspec
 import pytest
 
 from engine.messages import Part
+from engine.parsers.answer_parser import AnswerParser
+from engine.parsers.family import CallFamily, Tools
+from engine.parsers.grammar import Lark, MarkerIds
+from engine.parsers.reader import Reader, Reading
 from engine.parsers.registry import Parsers
 from engine.tokenizer.vocabulary import Vocabulary
 from tests.engine.parsers.answers import (
@@ -284,3 +288,39 @@ def test_call_without_marker_may_follow_space(name: str, space: str) -> None:
         stream = stream_of(Parsers(name, "none", vocabulary.pieces), vocabulary, submit_of(TOOLS))
         parts = parse(stream, [list(piece.encode()) for piece in pieces])
         assert (calls(parts), content(parts)) == ([("f", {})], "")
+
+
+class Broken(CallFamily):
+    """Family of a plugin that fails: before the first character, when it has read one, or because it reads nothing."""
+
+    name = "broken"
+    triggers = ("@@",)
+
+    def __init__(self, when: str) -> None:
+        self._when = when
+
+    def read(self, reader: Reader, trigger: str, tools: Tools) -> Reading[None]:
+        if self._when == "at once":
+            raise ZeroDivisionError
+        return self._read(reader) if self._when == "later" else None  # type: ignore[return-value]
+
+    def _read(self, reader: Reader) -> Reading[None]:
+        yield from reader.literal("f ")
+        raise KeyError("f")
+
+    def call_rule(self, lark: Lark, rule: str, name: str, parameters: Any, id_of: MarkerIds, strict: bool) -> str:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("when", ["at once", "later", "never"])
+@pytest.mark.parametrize("text", ["a @@f {} b @@f", "@@", "@@f ", "a @@f {}@@f {}\n"])
+def test_call_that_breaks_its_parser_is_content(when: str, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One parser of a plugin would otherwise end the tokenizer, again after each restart, and then the engine."""
+    for size in (1, 3, len(text)):
+        parser = AnswerParser(call_family=Broken(when), thinking=None, tools=lambda: Tools({}))
+        for begin in range(0, len(text), size):
+            parser.feed(text[begin : begin + size])
+        parser.finish()
+        assert content(parser.take()) == text
+        assert parser.num_malformed == text.count("@@")
+    assert ("the parser broken failed" in caplog.text) == (when != "later" or "f " in text)
