@@ -121,6 +121,7 @@ class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
     path: str
     replaces: bool = False  # replaces an adapter with this name, whose open requests end with it
     slot: int = -1  # set by the supervisor, for the rank that loads it
+    other_free_slots: tuple[int, ...] = ()  # likewise; their memory may still be that of former adapters
 
 
 class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):

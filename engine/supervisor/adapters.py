@@ -161,7 +161,7 @@ class AdapterCommands:
                 "`tokamak ctl load-adapter`)",
                 param="lora_name",
             )
-        if self._free_slot() < 0:
+        if not self._free_slots():
             leaving = [leaving.adapter.name for leaving in self._leaving]
             waits = f" ({', '.join(leaving)} wait for open requests)" if leaving else ""
             raise RequestError(
@@ -182,7 +182,8 @@ class AdapterCommands:
             except RequestError as error:
                 self._end_load(self._loads.popleft(), Reply(command.command_id, error.status, error.message))
                 continue
-            placed = replace(command.order, slot=self._free_slot())
+            slot, *others = self._free_slots()
+            placed = replace(command.order, slot=slot, other_free_slots=tuple(others))
             trouble = self._tell(self._loader, Command(command.command_id, placed))
             if not trouble:
                 command.order = placed
@@ -261,7 +262,6 @@ class AdapterCommands:
     def _served(self, name: str) -> Adapter | None:
         return next((each for each in self._record.adapters if each.name == name and not each.is_leaving), None)
 
-    def _free_slot(self) -> int:
-        """Return a free slot; -1: none."""
+    def _free_slots(self) -> list[int]:
         taken = {each.slot for each in self._record.adapters} | {leaving.adapter.slot for leaving in self._leaving}
-        return next((slot for slot in range(self._config.max_loras) if slot not in taken), -1)
+        return [slot for slot in range(self._config.max_loras) if slot not in taken]

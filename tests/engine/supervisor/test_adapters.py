@@ -33,6 +33,7 @@ class Desk:
         config = engine_config(model="m", run_id=run_id, run_dir=str(directory), lora_modules=modules, **sizes)
         self.told: list[tuple[str, str, int]] = []
         self.answers: dict[str, tuple[int, str]] = {}
+        self.freed: tuple[int, ...] = ()  # slots that the last of these loads may free
         self.trouble = ""
         self.now_ns = 1
         self.orders = AdapterCommands(self.run, config, self.counters, NAMES, self._tell, self._answer)
@@ -42,6 +43,7 @@ class Desk:
         assert isinstance(command.order, LoadAdapter)
         if not self.trouble:
             self.told.append((command.command_id, command.order.name, command.order.slot))
+            self.freed = command.order.other_free_slots
         return self.trouble
 
     def _answer(self, reply: Reply) -> None:
@@ -102,6 +104,23 @@ def test_load_is_recorded_before_its_answer(desk: Desk) -> None:
     desk.load("3", "c")
     desk.loaded()
     assert [(each.number, each.slot) for each in desk.adapters] == [(1, 0), (2, 1)]
+
+
+def test_load_frees_memory_of_every_unused_slot(tmp_path: Path) -> None:
+    """Of adapters that were unloaded, or failed: the one in progress, and those in use, keep theirs."""
+    desk = Desk(tmp_path, max_loras=4)
+    try:
+        for number, name in enumerate("ab"):
+            desk.load(str(number), name)
+            desk.loaded()
+        desk.unload("u", "a")
+        desk.turns(4)
+        assert desk.answers["u"][0] == 200
+        desk.load("2", "c")
+        assert (desk.told[-1], desk.freed) == (("2", "c", 0), (2, 3))
+    finally:
+        desk.counters.close()
+        desk.counters.unlink()
 
 
 def test_slot_is_released_without_open_sequences(desk: Desk) -> None:

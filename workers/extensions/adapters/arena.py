@@ -6,6 +6,7 @@ restarted ones find what one rank wrote.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.checkpoint.adapters.layout import LINE, AdapterLayout, whole_lines
+from engine.errors import CheckpointError
 from ops.modules import AdaptedPart, Adapters, ExpertAdapters, Experts, Linear
 from shm.blake2 import blake2b
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from workers.extensions.adapters.reader import AdaptedLinear
 
 HASH_BYTES = 32
+_FREED_AT_ONCE = 16 << 20  # bytes
 
 
 class AdapterArena:
@@ -81,16 +84,28 @@ class AdapterArena:
         begin = layout.table_bytes + 4 * (slot * layout.slot_floats + layout.dense_floats)
         end = layout.table_bytes + 4 * (slot + 1) * layout.slot_floats
         begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-        if isinstance(mapping, mmap.mmap) and begin < end and not self.is_lent:
-            mapping.madvise(mmap.MADV_REMOVE, begin, end - begin)
+        if not isinstance(mapping, mmap.mmap) or self.is_lent:
+            return
+        with contextlib.suppress(OSError):  # gVisor cannot; the memory is then used again by the next adapter
+            for part in range(begin, end, _FREED_AT_ONCE):  # Python keeps its lock meanwhile, and steps wait for that
+                mapping.madvise(mmap.MADV_REMOVE, part, min(_FREED_AT_ONCE, end - part))
 
     def write(self, slot: int, linears: Iterable[AdaptedLinear]) -> str:
         """Write an adapter into a slot that no row uses; return a digest of its numbers, in hexadecimal, which does not depend
-        on its files. Raises CheckpointError like the reader; the slot then has no adapter."""
-        digest = blake2b(digest_size=HASH_BYTES)
+        on its files. Raises CheckpointError like the reader; the slot then has no adapter, nor memory of its experts."""
         self.ranks[slot] = 0
-        memory = self.slots[slot]
-        ranks = np.zeros_like(self.ranks[slot])
+        try:
+            ranks, contents = self._written(self.slots[slot], linears)
+        except CheckpointError:
+            self.release(slot)
+            raise
+        self.ranks[slot] = ranks
+        return contents
+
+    def _written(self, memory: np.ndarray, linears: Iterable[AdaptedLinear]) -> tuple[np.ndarray, str]:
+        """Return the rank of each module, and the digest."""
+        digest = blake2b(digest_size=HASH_BYTES)
+        ranks = np.zeros_like(self.ranks[0])
         for linear in linears:
             module, rank = linear.module, linear.rank
             room, num_panels = whole_lines(rank), whole_lines(module.num_outputs) // LINE
@@ -104,5 +119,4 @@ class AdapterArena:
             digest.update(f"{module.name} {rank}\n".encode())
             digest.update(linear.a.data)
             digest.update(linear.b.data)
-        self.ranks[slot] = ranks
-        return digest.hexdigest()
+        return ranks, digest.hexdigest()

@@ -59,16 +59,18 @@ class _Load:
     def _load(self) -> None:
         """Check all files, then write the slot, which no row uses. Numbers are checked while they are written; no row gets a
         slot that was not loaded completely."""
+        adapter = self._adapter
         try:
-            files = AdapterFiles(Path(self._adapter.path), self._arena.layout)
-            self._arena.release(self._adapter.slot)
+            for slot in (adapter.slot, *adapter.other_free_slots):
+                self._arena.release(slot)
+            files = AdapterFiles(Path(adapter.path), self._arena.layout, available_memory_bytes())
             require_memory(files, available_memory_bytes())
-            contents = self._arena.write(self._adapter.slot, files.linears())
+            contents = self._arena.write(adapter.slot, files.linears())
         except CheckpointError as error:
             self.reply = Reply(self._command_id, 400, str(error))
         except Exception as error:  # any error fails only this adapter
-            _LOG.exception("adapter %s", self._adapter.path)
-            self.reply = Reply(self._command_id, 400, f"{self._adapter.path} cannot be loaded: {error!r}")
+            _LOG.exception("adapter %s", adapter.path)
+            self.reply = Reply(self._command_id, 400, f"{adapter.path} cannot be loaded: {error!r}")
         else:
-            rank = int(self._arena.ranks[self._adapter.slot].max())
+            rank = int(self._arena.ranks[adapter.slot].max())
             self.reply = Reply(self._command_id, 200, "", {"contents": contents, "rank": rank})

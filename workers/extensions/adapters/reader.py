@@ -17,6 +17,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +29,7 @@ from engine.checkpoint.adapters.config import CONFIG_NAME, AdapterConfig
 from engine.checkpoint.adapters.layout import AdaptedModule, AdapterLayout, whole_lines
 from engine.checkpoint.files import MappedFile, open_file
 from engine.errors import CheckpointError
+from shm.sizes import size_text
 from workers.extensions.adapters.expert_stacks import ExpertStack, is_stack, is_swapped, matrices_of, stacks_of
 from workers.weights.formats.floats import is_finite
 from workers.weights.reader import plain
@@ -67,10 +69,12 @@ class AdaptedLinear(msgspec.Struct, frozen=True):
 
 
 class AdapterFiles:
-    """The adapter in `directory`, checked except for its numbers. Raises CheckpointError."""
+    """The adapter in `directory`, checked except for its numbers. Raises CheckpointError. `available_bytes`: memory for a copy
+    of its file."""
 
-    def __init__(self, directory: Path, layout: AdapterLayout) -> None:
+    def __init__(self, directory: Path, layout: AdapterLayout, available_bytes: int = sys.maxsize) -> None:
         self.directory, self._layout = directory, layout
+        self._available_bytes = available_bytes
         if not directory.is_dir():
             raise CheckpointError(f"{directory} is not a directory; expected one with {CONFIG_NAME} and {TENSORS_NAME}")
         self._config = AdapterConfig.read(directory)
@@ -158,6 +162,12 @@ class AdapterFiles:
             raise CheckpointError(
                 f"{self._path} has {size} bytes, the limit for rank {self._layout.max_rank} is {most}; check that it belongs "
                 "to this model, or raise --max-lora-rank"
+            )
+        if size > self._available_bytes:
+            raise CheckpointError(
+                f"{self._path} has {size_text(size)}, which are read into memory, but {size_text(self._available_bytes)} are "
+                "available; unload another adapter of experts, use one of a lower rank, or merge it into the model "
+                "(merge_and_unload of PEFT)"
             )
 
     def _matched(self) -> dict[str, tuple[str, dict[str, StoredTensor]]]:

@@ -171,7 +171,7 @@ def test_experts_need_memory_when_they_are_loaded(tmp_path: Path) -> None:
 
 
 def test_memory_of_experts_is_freed(tmp_path: Path) -> None:
-    """Before the slot gets another adapter; the other slot keeps its numbers."""
+    """Before the slot gets another adapter, and after a failure; the other slot keeps its numbers."""
     layout = AdapterLayout.of(ModelConfig.read(MODEL), 2, 64)
     files = AdapterFiles(write_adapter(tmp_path, MODEL, rank=64, targets=LINEARS), layout)
     memory = MemoryFile.create("tokamak-test-adapters", layout.num_bytes, is_sparse=True)
@@ -185,3 +185,11 @@ def test_memory_of_experts_is_freed(tmp_path: Path) -> None:
     assert sizes[0] < os.fstat(memory.fd).st_blocks < sizes[2] - (sizes[1] - sizes[0]) // 2
     assert arena.ranks[1].any() > arena.ranks[0].any()
     np.testing.assert_array_equal(arena.slots[1], kept)
+    num_blocks = os.fstat(memory.fd).st_blocks
+    name = f"base_model.model.{layout.modules[-1].name}.lora_A.weight"
+    not_finite = np.full((64, layout.modules[-1].num_inputs), np.nan)
+    damaged = write_adapter(tmp_path / "damaged", MODEL, rank=64, targets=LINEARS, changes={name: not_finite})
+    with pytest.raises(CheckpointError, match="not finite"):
+        arena.write(0, AdapterFiles(damaged, layout).linears())
+    assert os.fstat(memory.fd).st_blocks == num_blocks, "all but its last expert were written"
+    assert not arena.ranks[0].any()

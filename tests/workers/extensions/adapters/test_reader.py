@@ -284,6 +284,15 @@ def test_missing_or_irregular_files_are_refused(tmp_path: Path) -> None:
     assert "bytes, the limit for rank 16 is" in refused(adapter)
 
 
+def test_file_larger_than_the_memory_is_refused(tmp_path: Path) -> None:
+    """Its copy would end the rank, and all its streams: files of experts have many GiB."""
+    adapter = write_adapter(tmp_path, MODEL)
+    size = (adapter / "adapter_model.safetensors").stat().st_size
+    assert list(AdapterFiles(adapter, LAYOUT, size).linears())
+    with pytest.raises(CheckpointError, match=r"has .* KiB, which are read into memory, but .* are available; unload"):
+        AdapterFiles(adapter, LAYOUT, size - 1)
+
+
 def test_layouts_of_models_with_experts() -> None:
     layout = AdapterLayout.of(ModelConfig.read(GOLDEN / "qwen3_moe"), 1, 16)
     names = {module.name.split(".", 3)[3] for module in layout.modules}
