@@ -1,7 +1,7 @@
 """`tokamak models`: the models on this machine (embedded, downloaded from the hub, packed for its kernels), and their removal.
 
 Called by tools/cli.py, in its own process. The hub's cache is that of huggingface_hub, shared with other programs. Packed
-weights in use by an engine are not removed. Exit codes: 0 done, 1 not done, 2 bad arguments.
+weights in use by an engine are not removed. Exit codes: 0 done, 1 not done, 2 bad arguments, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import msgspec
 from engine.checkpoint.files import user_cache
 from engine.checkpoint.gguf.file import LINK_NAME
 from engine.checkpoint.gguf.parts import stem_of
-from engine.errors import MissingExtraError
+from engine.errors import MissingExtraError, TokamakError
 from engine.installation import PACKAGES, command
 from engine.options.argument_parser import ArgumentParser
 from engine.options.resolve import EMBEDDED_MODEL_NAMES
 from tools import units
 from tools.demo import MODELS
+from tools.exits import exit_code
 
 _CELLS = ("{:<{}}", "{:<{}}", "{:>{}}", "{:<{}}", "{:<{}}")
 _SERVED_BY = {"text": "serve", "vision": "serve --demo vision"}
@@ -46,6 +47,10 @@ class Stored(msgspec.Struct, frozen=True):
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
+    return exit_code("tokamak models", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     found = [*_embedded(), *_downloaded(), *_from_modelscope(), *_packed(options.weight_cache_dir)]
     if options.command != "rm":
         print("\n".join(_lines(found)))
@@ -104,6 +109,8 @@ def _downloaded() -> Iterator[Stored]:
         repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
         return
+    except (OSError, ValueError) as error:
+        raise TokamakError(f"{constants.HF_HUB_CACHE} cannot be read: {error}; check HF_HOME") from error
     for repository in repositories:
         if repository.repo_type != "model":
             continue

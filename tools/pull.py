@@ -21,10 +21,12 @@ from tools.exits import exit_code
 def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(prog="tokamak pull", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name", help="owner/model, owner/model@revision, or owner/model:Q4_K_M for a GGUF file")
-    hub = os.environ.get("TOKAMAK_HUB", "huggingface")
+    hub = os.environ.get("TOKAMAK_HUB") or "huggingface"
     parser.add_argument("--hub", choices=HUBS, default=hub, help="default: %(default)s")
     parser.add_argument("--revision", default="", metavar="NAME", help="branch, tag or commit; default: the main branch")
     options = parser.parse_args(argv)
+    if options.hub not in HUBS:  # argparse does not check a default
+        parser.error(f"TOKAMAK_HUB={options.hub} is not supported; expected one of {', '.join(HUBS)}")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     return exit_code("tokamak pull", lambda: _pull(options), "stopped; the next pull continues the download")
 

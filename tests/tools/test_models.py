@@ -150,3 +150,13 @@ def test_damaged_files_are_listed_and_removed(weights: Path, hub: Path, capsys: 
     assert "cannot be used" in listed(weights, capsys)[2]
     assert models(weights, "rm", "old") == 0
     assert list(weights.iterdir()) == []
+
+
+def test_cache_that_is_no_directory_is_an_error(
+    hub: Path, weights: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(MODEL / "config.json"))
+    assert models(weights) == 1
+    assert "config.json cannot be read: " in capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, get_args
 
 HubName = Literal["huggingface", "modelscope"]
 HUBS: tuple[HubName, ...] = get_args(HubName)
-OTHER_FORMATS = ("*/*",)  # subfolders have the same weights for other engines
+OTHER_FORMATS = ("*/*", "consolidated*")  # the same weights for other engines: in subfolders, and as Mistral writes them
 
 
 def one_line(error: BaseException) -> str:

@@ -49,11 +49,13 @@ _announced: dict[str, int] = {}  # sizes of files, by URL
 
 
 def _limit_size(response: httpx2.Response) -> None:
-    """Note the size of a file that a HEAD announces, and end a download that exceeds it, or any other long answer."""
+    """Note the size of a file that a HEAD announces, and end a download that exceeds it, or any other long answer. A mirror may
+    redirect without a size; the file's own answer then has it."""
     place, request = str(response.url), response.request
     target = str(response.url.join(response.headers["location"])) if "location" in response.headers else place
     if request.method == "HEAD":
-        size = response.headers.get("x-linked-size") or response.headers.get("content-length") or ""
+        own = "" if response.is_redirect else response.headers.get("content-length")
+        size = response.headers.get("x-linked-size") or own or ""
         if size.isdecimal():
             _announced[target] = int(size)
     elif place in _announced and target != place:
@@ -62,6 +64,8 @@ def _limit_size(response: httpx2.Response) -> None:
         limit, which = _MAX_ANSWER_BYTES, "that are the limit of an answer"
         if place in _announced:
             limit, which = _announced[place], "that it announced"
+        elif "content-length" in response.headers and "/api/" not in response.url.path:
+            return  # HTTP ends it there
         response.stream = _LimitedStream(
             response.stream, limit, f"{response.url.host} sends more than the {limit} bytes {which}"
         )
@@ -144,13 +148,17 @@ class HuggingFace:
             if isinstance(error.__cause__, HfHubHTTPError | FileMetadataError):  # it was reached
                 raise CheckpointError(f"{repository} cannot be downloaded: {one_line(error.__cause__)}") from error
             raise CheckpointError(
-                f"{repository}: the hub at {place} cannot be reached and no snapshot is cached; check the connection, choose a "
-                "mirror with HF_ENDPOINT, or use a local directory"
+                f"{repository}: the hub at {place} cannot be reached and no complete snapshot is cached; check the connection, "
+                "choose a mirror with HF_ENDPOINT, or use a local directory"
             ) from error
-        except (HfHubHTTPError, httpx2.HTTPError, OSError, ValueError) as error:
-            raise CheckpointError(f"{repository} cannot be downloaded: {one_line(error)}") from error
         except (LookupError, TypeError, AttributeError, RecursionError) as error:  # the client checks no answer
             raise CheckpointError(
                 f"{repository} cannot be downloaded: {place} does not answer as the Hugging Face hub does "
                 f"({type(error).__name__}: {one_line(error)}); check HF_ENDPOINT"
             ) from error
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+            raise CheckpointError(
+                f"{repository} cannot be downloaded: the hub's address is {place} ({one_line(error)}); check HF_ENDPOINT"
+            ) from error
+        except Exception as error:  # of HTTP, of files, of Xet: they have no common base
+            raise CheckpointError(f"{repository} cannot be downloaded: {one_line(error)}") from error

@@ -90,16 +90,16 @@ class ModelScope:
             raise CheckpointError(f"{repository} on ModelScope needs a token with access: set MODELSCOPE_API_TOKEN") from error
         except (errors.CacheError, errors.NetworkError) as error:
             raise CheckpointError(
-                f"{repository}: ModelScope cannot be reached and no snapshot is cached; check the connection or use a local "
-                "directory"
+                f"{repository}: ModelScope cannot be reached and no complete snapshot is cached; check the connection or use a "
+                "local directory"
             ) from error
-        except (errors.HubError, OSError, ValueError) as error:
-            raise CheckpointError(f"{repository} cannot be downloaded from ModelScope: {one_line(error)}") from error
         except (LookupError, TypeError, AttributeError, RecursionError) as error:  # the client checks no answer
             raise CheckpointError(
                 f"{repository} cannot be downloaded: the server does not answer as ModelScope does ({type(error).__name__}: "
                 f"{one_line(error)}); check MODELSCOPE_ENDPOINT"
             ) from error
+        except Exception as error:
+            raise CheckpointError(f"{repository} cannot be downloaded from ModelScope: {one_line(error)}") from error
 
 
 def downloaded() -> Iterator[tuple[str, Path, int]]:

@@ -22,6 +22,7 @@ from engine.checkpoint.locate import resolve_model, resolve_tokenizer
 from engine.errors import CheckpointError
 from tests.ggufs import as_type, original_metadata, write_gguf
 from tests.paths import REPOSITORY
+from tools.pull import main
 
 DEMO = REPOSITORY / "tools" / "demo" / "model"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -30,6 +31,7 @@ FILES = {
     "model.safetensors": b"weights",
     "tokenizer.json": b"{}",
     "pytorch_model.bin": b"not wanted",
+    "consolidated.safetensors": b"not wanted",
     "onnx/model.safetensors": b"not wanted",
 }
 
@@ -114,6 +116,23 @@ class EndlessHub(Hub):
 
     def is_endless(self) -> bool:
         return self.command != "HEAD" and "resolve" in self.path
+
+
+class RedirectingHub(Hub):
+    """Mirror that redirects to files, without a header that has their size."""
+
+    def do_GET(self) -> None:
+        place = self.path.partition("?")[0]
+        if "/resolve/" in place:
+            name = place.split(f"{COMMIT}/")[1]
+            self._answer(302, b"", {"X-Repo-Commit": COMMIT, "ETag": f'"{name}-1"', "Location": f"{self.elsewhere}/{name}"})
+        elif place.startswith("/files/"):
+            self._answer(200, FILES[place.removeprefix("/files/")])
+        else:
+            super().do_GET()
+
+    do_HEAD = do_GET
+    elsewhere = ""
 
 
 class ModelScopeHub(BaseHTTPRequestHandler):
@@ -239,6 +258,13 @@ def test_gated(hub: HuggingFace) -> None:
         resolve_model("owner/gated", hub)
 
 
+@pytest.mark.parametrize("address", ["http://127.0.0.1:99999", "http://[::1", "127.0.0.1", "ftp://127.0.0.1"])
+def test_wrong_address_of_a_hub_is_an_error(hub: HuggingFace, address: str) -> None:
+    with pytest.raises(CheckpointError, match=r"HF_ENDPOINT") as caught:
+        resolve_model("owner/tiny", HuggingFace(address))
+    assert "\n" not in str(caught.value)
+
+
 def test_hub_not_reachable(hub: HuggingFace) -> None:
     with pytest.raises(CheckpointError, match="cannot be reached"):
         resolve_model("owner/tiny", HuggingFace("http://127.0.0.1:9"))
@@ -294,6 +320,18 @@ def test_more_bytes_than_announced_are_refused(tmp_path: Path, monkeypatch: pyte
     ):
         resolve_model("owner/tiny", HuggingFace(url))
     assert EndlessHub.num_sent < 128 << 20
+
+
+def test_mirror_may_redirect_without_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files may then be larger than other answers: their own answer has the length."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with serving(RedirectingHub) as url:
+        monkeypatch.setattr(RedirectingHub, "elsewhere", f"{url.replace('127.0.0.1', 'localhost')}/files")
+        monkeypatch.setattr(huggingface, "_MAX_ANSWER_BYTES", 1 << 10)
+        monkeypatch.setitem(FILES, "model.safetensors", bytes(2 << 10))
+        assert (resolve_model("owner/tiny", HuggingFace(url)) / "model.safetensors").read_bytes() == bytes(2 << 10)
 
 
 def test_endless_answer_of_a_hub_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,7 +409,10 @@ def test_modelscope_files_without_a_size_are_refused(modelscope: dict[str, str],
         resolve_model("owner/tiny", "modelscope")
 
 
-def test_pull_prints_the_directory(modelscope: dict[str, str], tmp_path: Path) -> None:
+def test_pull_prints_the_directory(
+    modelscope: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TOKAMAK_HUB", "modelscop")
     command = [sys.executable, "-m", "tokamak", "pull", "--hub", "modelscope"]
     found = subprocess.run([*command, "owner/tiny"], env=os.environ | modelscope, capture_output=True, text=True, check=True)
     assert (Path(found.stdout.strip()) / "config.json").read_bytes() == FILES["config.json"]
@@ -379,6 +420,10 @@ def test_pull_prints_the_directory(modelscope: dict[str, str], tmp_path: Path) -
     missing = subprocess.run([*command, "owner/other"], env=os.environ | modelscope, capture_output=True, text=True)
     assert missing.returncode == 1
     assert missing.stderr.startswith("tokamak pull: error: owner/other: neither")
+    with pytest.raises(SystemExit) as ended:
+        main(["owner/tiny"])
+    assert ended.value.code == 2
+    assert "TOKAMAK_HUB=modelscop is not supported; expected one of huggingface, modelscope" in capsys.readouterr().err
 
 
 def test_mirror_of_the_hub(tmp_path: Path) -> None:
