@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 SPOKEN_VERSION = "0.13.5"  # version of Ollama's API; clients check for a minimum
 _NEVER = "2318-01-01T00:00:00Z"  # as Ollama reports for models that stay loaded
 _LEVELS = {"bfloat16": "BF16", "float32": "F32"}
-_WEIGHTS = ("*.safetensors", "*.gguf")
 
 
 async def list_models(request: Request) -> Response:
@@ -199,9 +198,10 @@ async def _files(model: ServedModel) -> _Files:
 @cache
 def _files_at(place: Path) -> _Files:
     from engine.checkpoint.stored_weights import StoredWeights  # only needed here
+    from engine.checkpoint.weight_files import weight_files
 
-    files = [file for pattern in _WEIGHTS for file in place.glob(pattern)]
     try:
+        files = [*weight_files(place), *place.glob("*.gguf")]
         is_gguf = any(file.suffix == ".gguf" for file in files)
         num_bytes = sum(file.stat().st_size for file in files)
         return _Files("gguf" if is_gguf else "safetensors", num_bytes, StoredWeights.read(place).num_values)

@@ -17,6 +17,8 @@ import msgspec
 from engine.checkpoint.files import open_file
 from engine.checkpoint.gguf.parts import GgufModel
 from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.weight_files import weight_files
+from engine.errors import CheckpointError
 
 _FLOATS = ("F64", "F32", "F16", "BF16", "U16")  # U16: bfloat16 in Paddle's files
 _VALUES_IN = {"I32": 8, "U8": 2}  # packed 4-bit values, at most
@@ -107,7 +109,11 @@ def _read(path: Path, files: tuple[tuple[str, int, int, int], ...]) -> StoredWei
 
 def _tensors(path: Path) -> Iterator[tuple[int, bool, int]]:
     """Yield of each tensor its values, whether it is a matrix, and its bytes if it is stored as integers, else 0."""
-    for file in sorted(path.glob("*.safetensors")):
+    try:
+        files = weight_files(path)
+    except CheckpointError:
+        files = []
+    for file in files:
         header = _header(file)
         for name, (dtype, shape, begin, end) in header.items():
             if dtype in ("U8", "F8_E4M3", "F8_E8M0") and name.endswith(("_scales", "_scale")):

@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.checkpoint.files import open_file, read_file
+from engine.checkpoint.files import open_file
+from engine.checkpoint.weight_files import files_by_tensor, weight_files
+from engine.errors import CheckpointError
 
 _PREFIX_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20
@@ -15,14 +17,13 @@ _MAX_HEADER_BYTES = 100 << 20
 def tensor_names(path: Path) -> set[str]:
     """Return the names in the safetensors files of the directory `path`. Files that cannot be read add none; the loader reports
     them."""
-    index = path / "model.safetensors.index.json"
     names: set[str] = set()
     try:
-        if index.is_file():
-            return set(json.loads(read_file(index))["weight_map"])
-        for file in sorted(path.glob("*.safetensors")):
+        if (index := files_by_tensor(path)) is not None:
+            return set(index)
+        for file in weight_files(path):
             names.update(_names_of(file))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError, RecursionError, CheckpointError):
         pass
     return names
 

@@ -26,9 +26,10 @@ import msgspec
 import numpy as np
 
 from engine.checkpoint.families import FAMILIES
-from engine.checkpoint.files import MappedFile, leads_outside, read_file
+from engine.checkpoint.files import MappedFile
 from engine.checkpoint.gguf.parts import GgufModel
 from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.weight_files import weight_files
 from engine.errors import CheckpointError
 from ops.modules import Linear
 from ops.weight_format import LARGEST, QuantizedWeight, WeightFormat, float32
@@ -304,28 +305,8 @@ def digest_of(value: object) -> str:
     return blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
 
-class _Index(msgspec.Struct):
-    """The part of model.safetensors.index.json that is read."""
-
-    weight_map: dict[str, str]  # the file of each tensor
-
-
 def _open_files(path: Path) -> Iterator[SafetensorsFile]:
-    index_path = path / "model.safetensors.index.json"
-    if index_path.is_file():
-        try:
-            index = msgspec.json.decode(read_file(index_path), type=_Index)
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{index_path} cannot be read: {error}") from error
-        names = sorted(set(index.weight_map.values()))
-        for name in names:
-            if leads_outside(name):
-                raise CheckpointError(f"{index_path}: weight_map names {name!r}, which is outside of the checkpoint")
-        paths = [path / name for name in names]
-    else:
-        paths = [path / "model.safetensors"]
-        if not paths[0].is_file():
-            paths = sorted(path.glob("*.safetensors"))
+    paths = weight_files(path)
     if not paths:
         pickles = sorted(each.name for pattern in ("*.bin", "*.pt", "*.pth") for each in path.glob(pattern))
         found = f", only {pickles[0]}, a pickle" if pickles else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,20 @@ def test_files_and_configuration_agree(name: str) -> None:
     read, model = StoredWeights.read(GOLDEN / name), ModelConfig.read(GOLDEN / name)
     assert StoredWeights.of_config(model).num_values == pytest.approx(read.num_values, rel=0.35)
     assert read.num_values == read.num_in_matrices + read.num_others
+
+
+@pytest.mark.parametrize("has_index", [False, True])
+def test_weights_stored_twice_count_once(has_index: bool, tmp_path: Path) -> None:
+    """Mistral's repositories have them also as `consolidated.safetensors`."""
+    write_checkpoint(tmp_path, TINY)
+    once = StoredWeights.read(tmp_path)
+    assert once.num_values
+    shutil.copy(tmp_path / "model.safetensors", tmp_path / "consolidated.safetensors")
+    if has_index:
+        (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
+        index = {"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert StoredWeights.read(tmp_path) == once
 
 
 def test_refusal_names_each_part_and_what_would_fit(large: Path) -> None:
