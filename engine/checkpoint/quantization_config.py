@@ -145,7 +145,9 @@ def _read_auto_round(options: JsonOptions) -> QuantizationConfig:
         if own.count("bits", 16) < 16:
             prefix = f"quantization_config.extra_config.{module}."
             merged = JsonOptions({**options.values, **own.values}, options.path, prefix)
-            schemes.append(scheme(merged, (f"re:{module}" if "*" in module else module,)))
+            target = f"re:{module}" if "*" in module else module
+            _check_pattern(options, "extra_config", target)
+            schemes.append(scheme(merged, (target,)))
     return QuantizationConfig("gptq" if layout in _AUTO_ROUND_GPTQ else "awq", tuple(schemes))
 
 
@@ -270,7 +272,23 @@ def _read_compressed_tensors(options: JsonOptions) -> QuantizationConfig:
     schemes = [_compressed_scheme(options, groups.within(name)) for name in groups.values]
     if not schemes:
         raise options.error("config_groups", "is empty; expected at least one group")
-    return QuantizationConfig("compressed-tensors", tuple(schemes), options.texts("ignore"))
+    return QuantizationConfig("compressed-tensors", tuple(schemes), _module_names(options, "ignore"))
+
+
+def _module_names(options: JsonOptions, name: str) -> tuple[str, ...]:
+    """Read names of modules, and patterns of them."""
+    found = options.texts(name)
+    for each in found:
+        _check_pattern(options, name, each)
+    return found
+
+
+def _check_pattern(options: JsonOptions, name: str, text: str) -> None:
+    """Raise CheckpointError if a name of modules is an invalid pattern."""
+    try:
+        re.compile(text[3:] if text.startswith("re:") else "")
+    except (re.error, RecursionError, OverflowError) as error:
+        raise options.error(name, f"{text[:80]!r} is no regular expression ({error}); correct it") from error
 
 
 def _compressed_scheme(options: JsonOptions, group: JsonOptions) -> WeightScheme:
@@ -289,7 +307,7 @@ def _compressed_scheme(options: JsonOptions, group: JsonOptions) -> WeightScheme
         _choice(weights, "type", kind, ("float",))
         _choice(weights, "num_bits", bits, (4,))
         _choice(weights, "group_size", weights.count("group_size", size), (size,))
-        return WeightScheme(storage, 4, (1, size), targets=group.texts("targets") or ("Linear",))
+        return WeightScheme(storage, 4, (1, size), targets=_module_names(group, "targets") or ("Linear",))
     _choice(weights, "type", kind, ("float" if storage == "float" else "int",))
     _choice(weights, "num_bits", bits, (8,) if storage != "packed" else (4, 8))
     _choice(weights, "dynamic", weights.values.get("dynamic") or False, (False,))
@@ -302,7 +320,7 @@ def _compressed_scheme(options: JsonOptions, group: JsonOptions) -> WeightScheme
         _strategy_block(weights),
         has_zero_points=not is_symmetric,
         is_reordered=weights.values.get("actorder") in ("group", "dynamic", True),
-        targets=group.texts("targets") or ("Linear",),
+        targets=_module_names(group, "targets") or ("Linear",),
     )
 
 

@@ -138,7 +138,8 @@ class SafetensorsFile:
         finally:
             self.mapped.check()
         metadata = header.pop("__metadata__", {})
-        self.metadata: dict[str, str] = metadata if isinstance(metadata, dict) else {}
+        found = metadata.items() if isinstance(metadata, dict) else ()
+        self.metadata: dict[str, str] = {name: text for name, text in found if isinstance(text, str)}
         self.tensors = {name: self._entry(name, entry, data_begin) for name, entry in header.items()}
 
     def _header(self) -> tuple[dict[str, Any], int]:

@@ -175,7 +175,7 @@ def _heads(options: JsonOptions, index: int, window: int, has_keys_as_values: bo
     global_kv_heads = options.count("num_global_key_value_heads", kv_heads)
     if options.values.get("per_layer_config") is not None:
         by_layer = options.within("per_layer_config")
-        keys = {int(key): key for key, _ in by_layer.values.items() if key.isdecimal()}  # "05" with ten layers or more
+        keys = {int(key): key for key in by_layer.values if key.isdecimal() and len(key) < 9}  # "05" with ten layers or more
         own = by_layer.within(keys.get(index, str(index)))
         kv_heads, head_dim = own.count("num_key_value_heads", kv_heads), own.count("head_dim", head_dim)
     elif not window:

@@ -121,7 +121,7 @@ def _rectangle(
             f"_weight_scale has {list(grid)} scales, expected {list(expected)} for block_size {str(block)[:80]} of a weight "
             f"{list(shape)}"
         )
-    return sizes[0], sizes[1]
+    return min(sizes[0], shape[0]), min(sizes[1], shape[1])
 
 
 def _description(module: QuantizedModule) -> tuple[str, dict[str, Any]]:

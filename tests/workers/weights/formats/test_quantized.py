@@ -213,6 +213,15 @@ def with_weights(**changes: Any) -> dict[str, Any]:
         ({**FP8.config, "weight_block_size": [128]}, "weight_block_size: .* should be two positive integers"),
         ({**PACKED.config, "format": "marlin-24"}, "format: 'marlin-24' is not supported; supported: 'pack-quantized'"),
         ({**PACKED.config, "config_groups": {}}, "config_groups: is empty"),
+        ({**PACKED.config, "ignore": ["lm_head", "re:*mlp"]}, r"ignore: 're:\*mlp' is no regular expression \(nothing to"),
+        (
+            {**PACKED.config, "config_groups": {"group_0": {**PACKED.config["config_groups"]["group_0"], "targets": ["re:("]}}},
+            r"config_groups\.group_0\.targets: 're:\(' is no regular expression",
+        ),
+        (
+            {"quant_method": "auto-round", "bits": 4, "group_size": 32, "extra_config": {"*.mlp": {"bits": 8}}},
+            r"extra_config: 're:\*\.mlp' is no regular expression",
+        ),
         ({**PACKED.config, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format"),
         ({**PACKED.config, "transform_config": {"a": 1}}, "transform_config"),
         (with_weights(num_bits=3), r"config_groups\.group_0\.weights\.num_bits: 3 is not supported; supported: 4, 8"),

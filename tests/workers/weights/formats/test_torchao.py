@@ -38,3 +38,9 @@ def test_last_group_may_be_smaller(size: int, tmp_path: Path) -> None:
     groups = np.arange(100) // size
     np.testing.assert_array_equal(found.read(), codes * scales.T[:, groups] + zeros.T[:, groups])
     assert found.kept() == "groups of several sizes"
+
+
+def test_rectangle_larger_than_the_weight_is_the_whole(tmp_path: Path) -> None:
+    codes = np.arange(-4, 4, dtype=np.int8).reshape(2, 4)
+    found = read(tmp_path, "Int8Tensor", {"qdata": codes, "scale": np.full((1, 1), 0.5, np.float32)}, block_size=[1 << 70] * 2)
+    np.testing.assert_array_equal(found.read(), codes * np.float32(0.5))
