@@ -107,7 +107,7 @@ def test_load_is_recorded_before_its_answer(desk: Desk) -> None:
 
 
 def test_load_frees_memory_of_every_unused_slot(tmp_path: Path) -> None:
-    """Of adapters that were unloaded, or failed: the one in progress, and those in use, keep theirs."""
+    """Slots of adapters that were unloaded, or failed; the one in progress, and those in use, keep theirs."""
     desk = Desk(tmp_path, max_loras=4)
     try:
         for number, name in enumerate("ab"):
