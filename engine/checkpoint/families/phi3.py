@@ -26,4 +26,7 @@ class Phi3(Mistral):
         return {"original_max_position_embeddings": 4096}
 
     def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
-        return {"sliding_window": options.count("attention.sliding_window", 0, least=0) or None}
+        return {
+            "sliding_window": options.count("attention.sliding_window", 0, least=0) or None,
+            "original_max_position_embeddings": options.count("rope.scaling.original_context_length", 0, least=0) or None,
+        }

@@ -435,3 +435,8 @@ def test_mirror_of_the_hub(tmp_path: Path) -> None:
     path = Path(found.stdout.strip())
     assert path.is_relative_to(tmp_path)
     assert (path / "model.safetensors").read_bytes() == b"weights"
+    environment["HF_ENDPOINT"] = "http://[::1"  # the client reads it when it is imported
+    wrong = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert "tokamak pull: error: huggingface_hub does not start: Invalid IPv6 URL; check HF_ENDPOINT" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
