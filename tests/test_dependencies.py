@@ -27,7 +27,11 @@ BY_HAND = {  # run by hand; their docstrings name what to install
         for name in ("openai", "anthropic", "ollama", "litellm", "langchain", "instructor", "vllm")
     },
     "tools/clients/run.py": {"tests"},  # of the same checkout: a model that makes vectors
-    **{f"tools/device/{name}.py": {"tests", "httpx"} for name in ("engines", "whole")},  # likewise; tools/test runs them
+    **{
+        f"tools/device/{name}.py": {"tests", "httpx"} for name in ("engines", "whole", "served")
+    },  # likewise; tools/test runs them
+    **{f"tools/device/{name}.py": {"tests"} for name in ("folder", "speed")},
+    "tools/device/vendor.py": {"torch", "transformers"},
     "tools/demo/evaluate.py": {"httpx"},
     "tools/demo/vision/agreement.py": {"httpx", "torch", "transformers"},
     "tools/demo/vision/evaluate.py": {"httpx"},

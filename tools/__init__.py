@@ -10,7 +10,7 @@ package/    `tokamak`, the package that users import
 demo/       the embedded model: its data, training, examination and weights
 deploy/     image, compose, systemd, Kubernetes
 grafana/    dashboards and alert rules
-device/     checks that need a card (`tools/test --device`)
+device/     checks that need a card (`tools/test --device`, `tools/device/card`)
 clients/    other people's clients against a server, each in its environment (`tools/test-clients`)
 sanitized/  start hook for native code built with sanitizers (`tools/test --sanitize`)
 

@@ -57,22 +57,33 @@ class Compiler:
 
     def image(self, name: str) -> Image:
         """Return the kernel `name`, from its file if it was compiled before. BuildError with the compiler's messages."""
-        source = self.source_of(name)
-        key = hashlib.blake2b(repr((name, self.target, OPTIONS, os.path.basename(self._path))).encode(), digest_size=12)
-        for text in (self._sources[source], *self._headers.values()):
-            key.update(text)
-        path = self._directory / f"{key.hexdigest()}.kernel"
+        path = self._file_of(name)
         if path.exists():
             entry, _, code = path.read_bytes().partition(b"\n")
             return Image(code, entry.decode())
         begin = time.monotonic()
-        image, _ = self._compile(source, name)
+        image, _ = self._compile(self.source_of(name), name)
         _LOG.info("compiled %s for %s in %.1f s", name, self.target, time.monotonic() - begin)
+        self._write(path, image)
+        return image
+
+    def keep(self, name: str, image: Image) -> None:
+        """Keep a kernel that was compiled elsewhere, from the same sources for the same target."""
+        path = self._file_of(name)
+        if not path.exists():
+            self._write(path, image)
+
+    def _file_of(self, name: str) -> Path:
+        key = hashlib.blake2b(repr((name, self.target, OPTIONS, os.path.basename(self._path))).encode(), digest_size=12)
+        for text in (self._sources[self.source_of(name)], *self._headers.values()):
+            key.update(text)
+        return self._directory / f"{key.hexdigest()}.kernel"
+
+    def _write(self, path: Path, image: Image) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
         partial.write_bytes(image.entry.encode() + b"\n" + image.code)
         partial.rename(path)
-        return image
 
     def report(self, name: str) -> str:
         """Compile the kernel and return what ptxas says of it."""

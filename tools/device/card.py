@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import byref, c_float
+from ctypes import byref, c_float, c_void_p
 from statistics import median
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from shm.cuda_driver import CudaDriver
 
 _BATCHES = 5
+_OWN_STREAM = 1  # CU_STREAM_NON_BLOCKING
+_THREAD_MAY_ALLOCATE = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class CardError(Exception):
@@ -60,3 +62,21 @@ class Card:
             self._call("cuEventElapsedTime", byref(milliseconds), *self._events)
             found.append(milliseconds.value / 1000 / num_runs)
         return median(found)
+
+    def captured(self, run: Callable[[int], object]) -> Callable[[], None]:
+        """Capture a graph of the work that `run` enqueues on the stream that it gets. Return a function that replays the graph
+        and waits for it."""
+        stream, graph = self.driver.made("cuStreamCreate", _OWN_STREAM), c_void_p()
+        self._call("cuStreamBeginCapture_v2", stream, _THREAD_MAY_ALLOCATE)
+        try:
+            run(stream)
+        finally:
+            self._call("cuStreamEndCapture", stream, byref(graph))
+        executable = self.driver.made("cuGraphInstantiateWithFlags", graph, 0)
+        self._call("cuGraphDestroy", graph)
+
+        def replay() -> None:
+            self._call("cuGraphLaunch", executable, stream)
+            self._call("cuStreamSynchronize", stream)
+
+        return replay

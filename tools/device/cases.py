@@ -19,7 +19,7 @@ _ATTENTION_BAR = 0.7  # share of copy bandwidth, with one row that reads 16,384 
 
 
 def cases(*, is_large: bool) -> list[Case]:
-    return [*_linears(is_large), *_attention(is_large), *_experts(is_large), *_of_steps(is_large), *element_cases(is_large)]
+    return [*_linears(is_large), *_attention(is_large), *expert_cases(is_large), *_of_steps(is_large), *element_cases(is_large)]
 
 
 # ------------------------------------------------------------------------------------------------------------- linears
@@ -142,8 +142,10 @@ def _attend(
 # ------------------------------------------------------------------------------------------------------------- experts
 
 
-def _experts(is_large: bool) -> list[Case]:
-    rows, experts, chosen, hidden, inner = (64, 128, 8, 2048, 768) if is_large else (9, 12, 3, 64, 40)
+def expert_cases(is_large: bool, rows: int = 0) -> list[Case]:
+    """Return cases of experts; `rows`: 0: those of its size."""
+    own_rows, experts, chosen, hidden, inner = (64, 128, 8, 2048, 768) if is_large else (9, 12, 3, 64, 40)
+    rows = rows or own_rows
     logits, ids = random(rows, experts), np.zeros((rows, chosen), np.int32)
     weights = np.zeros((rows, chosen), np.float32)
     route = {
@@ -298,7 +300,7 @@ def _of_steps(is_large: bool) -> list[Case]:
     }
     of_latents = named("float32", "rotated", "cache.keys", "cache.values")
     found.append(Case("StoreLatent", f"{rows} rows, latents of {latent}", store, of_latents, 2 * size(both, compressed)))
-    return [*found, *_metadata(is_large), _sample(32 if is_large else 4, vocab)]
+    return [*found, *_metadata(is_large), sample_case(32 if is_large else 4, vocab)]
 
 
 def _metadata(is_large: bool) -> list[Case]:
@@ -333,7 +335,7 @@ def _metadata(is_large: bool) -> list[Case]:
     return [Case("Derive", f"{slots} rows that decode", values, lambda o: [o["derived"]], size(derived))]
 
 
-def _sample(rows: int, vocab: int) -> Case:
+def sample_case(rows: int, vocab: int) -> Case:
     """Return a case of sampling; every second row has no temperature."""
     logits = random(rows, vocab) * 3
     positions, blocks = 64, 4

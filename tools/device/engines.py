@@ -1,8 +1,8 @@
 """Checks of engines on a device over HTTP: the same bytes op by op, captured, on one and two ranks, after a worker's death and
 after a reload; golden models; and the gain of captured steps.
 
-Used by `whole.py`. Answers are compared with those of the same device, op by op on one rank, each request alone, because
-devices round differently. Golden tokens come from transformers. The requests and options are those of the tests
+Used by `whole.py` and `served.py`. Answers are compared with those of the same device, op by op on one rank, each request
+alone, because devices round differently. Golden tokens come from transformers. The requests and options are those of the tests
 (`tests/devices/engines.py`), in which prompts are cut into chunks and sequences preempted.
 """
 
@@ -89,7 +89,7 @@ def _what_is_missing(target: Target, ops: str, way: Way) -> str:
 
 
 def _same_bytes(engine: EngineProcess, name: str, expected: Expected, num_ranks: int) -> Findings:
-    yield _compared(f"{name}: the same bytes together and in chunks", expected, said(answers_together(engine, BODIES)))
+    yield compared(f"{name}: the same bytes together and in chunks", expected, said(answers_together(engine, BODIES)))
     if "captured" in name:
         replayed = engine.metric("captured_step_rows_count")
         failed = engine.metric("uncaptured_step_sizes")
@@ -99,13 +99,13 @@ def _same_bytes(engine: EngineProcess, name: str, expected: Expected, num_ranks:
         )
     ranks = tuple(f"worker{rank}" for rank in range(num_ranks))
     disturbed = asyncio.run(beside_a_kill(engine, BODIES, len(BODIES), ranks[-1], restarted=ranks))
-    yield _compared(f"{name}: the same bytes though {ranks[-1]} was killed", expected, said(disturbed))
+    yield compared(f"{name}: the same bytes though {ranks[-1]} was killed", expected, said(disturbed))
     for path in ("sleep", "wake", "reload"):
         order(engine, path)
-    yield _compared(f"{name}: the same bytes after sleep, wake and reload", expected, said(answers(engine, BODIES)))
+    yield compared(f"{name}: the same bytes after sleep, wake and reload", expected, said(answers(engine, BODIES)))
 
 
-def _compared(what: str, expected: Expected, found: Expected) -> Finding:
+def compared(what: str, expected: Expected, found: Expected) -> Finding:
     different = [number for number, (own, other) in enumerate(zip(expected, found, strict=True)) if own != other]
     if not different:
         return Finding.of(what, True, f"{len(found)} answers")
@@ -115,26 +115,26 @@ def _compared(what: str, expected: Expected, found: Expected) -> Finding:
     return Finding.of(what, False, f"{len(different)} of {len(found)} answers differ, the first is {where}")
 
 
-def golden(target: Target, ops: str, models: Iterable[str]) -> Findings:
-    """Compare greedy tokens and their log-probabilities with those of transformers."""
+def golden(target: Target, ops: str, models: Iterable[str], dtype: str = "float32", tolerance: float = TOLERANCE) -> Findings:
+    """Compare greedy tokens and their log-probabilities with those of transformers in float32. In bfloat16, where another of
+    two nearly equal tokens may be the best, an answer is compared up to its first other token."""
     for model in models:
-        what = f"--ops {ops}: golden {model}"
-        with target.engine(
-            GOLDEN / model, ops, "--plan", "eager", "--max-model-len", "400", "--num-kv-blocks", "600"
-        ) as engine:
+        what = f"--ops {ops}: golden {model}" if dtype == "float32" else f"--ops {ops}: golden {model} in {dtype}"
+        options = ("--dtype", dtype, "--plan", "eager", "--max-model-len", "400", "--num-kv-blocks", "600")
+        with target.engine(GOLDEN / model, ops, *options) as engine:
             cases = golden_cases(model)
             found = answers_together(engine, [body_of(case) for case in cases])
-        num_other = sum(answer.token_ids != case["greedy_token_ids"] for answer, case in zip(found, cases, strict=True))
-        furthest = max(
-            (
-                abs(own - best[0][1])
-                for answer, case in zip(found, cases, strict=True)
-                for own, best in zip(answer.token_logprobs, case["top_logprobs"], strict=True)
-            ),
-            default=0.0,
-        )
+        num_other, furthest = 0, 0.0
+        for answer, case in zip(found, cases, strict=True):
+            expected, count = case["greedy_token_ids"], len(answer.token_ids)
+            same = next((place for place in range(count) if answer.token_ids[place] != expected[place]), count)
+            num_other += answer.token_ids != expected
+            num_compared = count if dtype == "float32" else same + 1
+            pairs = zip(answer.token_logprobs[:num_compared], case["top_logprobs"], strict=False)
+            furthest = max([furthest, *(abs(own - best[0][1]) for own, best in pairs)])
         text = f"{num_other} of {len(cases)} answers have other tokens, log-probabilities are off by {furthest:.2g} at most"
-        yield Finding.of(what, num_other == 0 and furthest <= TOLERANCE, text)
+        is_held = furthest <= tolerance and (num_other == 0 or dtype != "float32")
+        yield Finding.of(what, is_held, text, furthest=furthest, other_answers=float(num_other))
 
 
 def captured_speed(target: Target, ops: str, model: Path, num_tokens: int, num_rounds: int) -> Findings:

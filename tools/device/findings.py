@@ -1,4 +1,4 @@
-"""Findings of `tools/test --device`: whether each check on a card passed, and what could not be run."""
+"""Findings of `tools/test --device` and `tools/device/card`: whether each check on a card passed, and what could not be run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class Finding(msgspec.Struct, frozen=True):
     what: str
     outcome: Outcome
     text: str = ""  # the measurement, the failure, or why it was not run
+    values: dict[str, float] = {}  # measurements by name with unit
 
     @staticmethod
-    def of(what: str, is_held: bool, text: str = "") -> Finding:
-        return Finding(what, Outcome.HELD if is_held else Outcome.MISSED, text)
+    def of(what: str, is_held: bool, text: str = "", **values: float) -> Finding:
+        return Finding(what, Outcome.HELD if is_held else Outcome.MISSED, text, values)
 
     @property
     def line(self) -> str:

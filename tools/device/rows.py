@@ -29,7 +29,7 @@ from workers.devices.card_kernels import card_library
 
 _COPIED_BYTES = 256 << 20
 _PEAK_STEPS, _PEAK_BLOCKS = 4096, 2048
-_RUNS = 20  # of a row in a batch
+RUNS = 20  # of a row in a batch
 
 
 class Roofline(msgspec.Struct, frozen=True):
@@ -58,6 +58,10 @@ class Placed:
             self._addresses[id(array)] = address, array
             self._card.send(array, address)
         return self._addresses[id(array)][0], array.nbytes
+
+    def memory(self) -> list[tuple[int, int]]:
+        """Return address and bytes of each array."""
+        return [(address, array.nbytes) for address, array in self._addresses.values()]
 
     def outcome(self) -> dict[str, np.ndarray]:
         return {
@@ -156,10 +160,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--driver", default="libcuda.so.1", help="the driver's library (default: %(default)s)")
     parser.add_argument("--card", type=int, default=0, help="which card (default: %(default)s)")
     parser.add_argument("--small", action="store_true", help="time what is checked, on what is no card")
+    parser.add_argument("--checks", action="store_true", help="check the rows without timing them")
     options = parser.parse_args(arguments)
     try:
         card = Card(options.driver, options.card)
-        passed, failed, _ = run(card, card_library(card.driver, directory(is_small=options.small)), is_small=options.small)
+        rows = card_library(card.driver, directory(is_small=options.small))
+        passed, failed = run_checks(card, rows, cases(is_large=False), is_small=options.small)
+        if not options.checks:
+            run_timings(card, rows, is_small=options.small)
         print(f"\n{passed} of {passed + failed} checks passed")
         return int(failed > 0)
     except (CardError, BuildError, RowError, OSError) as error:
@@ -169,23 +177,41 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(card: Card, rows: Library, *, is_small: bool) -> tuple[int, int, list[Timed]]:
     """Check and time all rows, print the results, and return how many were right and wrong, and the times."""
-    checked, expected = cases(is_large=False), Library(build(host_command(), directory(is_small=is_small)))
+    return *run_checks(card, rows, cases(is_large=False), is_small=is_small), run_timings(card, rows, is_small=is_small)
+
+
+def run_checks(card: Card, rows: Library, checked: Sequence[Case], *, is_small: bool) -> tuple[int, int]:
+    """Check cases of all rows, print the results, and return how many were right and wrong."""
+    expected = emulation(is_small=is_small)
     assert {case.row for case in checked} == set(ROWS) - {"Peak", "Gather"}, "a row has no case"
     failed = 0
     for case in checked:
         wrong = check(card, rows, expected, case)
         failed += bool(wrong)
         print(f"{'wrong' if wrong else 'right'}: {case.row}, {case.text}{': ' if wrong else ''}{wrong}", flush=True)
-    scale = (1 << 20, 2, 2) if is_small else (_COPIED_BYTES, _PEAK_STEPS, _PEAK_BLOCKS)
-    roofline = measure(card, rows, *scale)
+    return len(checked) - failed, failed
+
+
+def emulation(*, is_small: bool) -> Library:
+    """Return the rows compiled for this machine's processor."""
+    return Library(build(host_command(), directory(is_small=is_small)))
+
+
+def roofline_of(card: Card, rows: Library, *, is_small: bool) -> Roofline:
+    return measure(card, rows, *((1 << 20, 2, 2) if is_small else (_COPIED_BYTES, _PEAK_STEPS, _PEAK_BLOCKS)))
+
+
+def run_timings(card: Card, rows: Library, *, is_small: bool) -> list[Timed]:
+    """Time all rows and print the results."""
+    roofline = roofline_of(card, rows, is_small=is_small)
     peaks = ", ".join(f"{rate / 1e12:.1f} TFLOP/s {dtype}" for dtype, rate in roofline.operations.items())
     print(f"\n{card.name}: {roofline.num_bytes / 1e9:.0f} GB/s, {peaks}\n")
     print("| row | with | us | GB/s | TFLOP/s | share of the roofline |\n|---|---|---|---|---|---|")
     timed = []
-    for case in checked if is_small else cases(is_large=True):
-        timed.append(time(card, rows, case, roofline, 1 if is_small else _RUNS))
+    for case in cases(is_large=not is_small):
+        timed.append(time(card, rows, case, roofline, 1 if is_small else RUNS))
         print(timed[-1].line, flush=True)
-    return len(checked) - failed, failed, timed
+    return timed
 
 
 if __name__ == "__main__":

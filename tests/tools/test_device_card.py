@@ -1,0 +1,96 @@
+"""`tools/device/card` on the emulated card: all of its parts with small shapes, and what it does when checks fail, tools are
+missing or the time is up. `tools/device/pack`: what goes along.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.cuda.compiler import Compiler, Image, find_nvrtc
+from ops.cuda.operands import ROWS
+from shm.cuda_driver import CardInfo
+from tests.devices.driver import emulated_driver
+from tests.ops.cuda.card import emulated_library
+from tests.paths import REPOSITORY, TEXT_MODELS
+from tools.device.folder import files
+from tools.device.kept_kernels import adopt
+
+HOPPER = CardInfo("H100", (9, 0), 132, 80 << 30, 13000)
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Return variables of a user's cache that has the emulated kernels."""
+    kernels = tmp_path / "cache" / "tokamak" / "cuda"
+    kernels.parent.mkdir(parents=True)
+    kernels.symlink_to(emulated_library().parent)
+    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+def run(environment: dict[str, str], out: Path, *arguments: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    command = [sys.executable, "-m", "tools.device.evidence", "--small", "--out", str(out), *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stderr == ""
+    parts: dict[str, list[dict[str, Any]]] = json.loads((out / "card.json").read_text())["parts"]
+    lines = (out / "card.md").read_text().splitlines()
+    assert len(lines) == 4 + sum(map(len, parts.values()))
+    return done.returncode, parts
+
+
+@pytest.mark.slow
+def test_all_parts_run_on_the_emulated_card(environment: dict[str, str], tmp_path: Path) -> None:
+    code, parts = run(environment, tmp_path / "out", "--driver", emulated_driver())
+    found = {finding["what"]: finding for findings in parts.values() for finding in findings}
+    log = (tmp_path / "out" / "card.log").read_text()
+    assert [finding for finding in found.values() if finding["outcome"] == "missed"] == [], log
+    assert code == 0
+    left_out = {what for what, finding in found.items() if finding["outcome"] == "not run"}
+    assert {what for what in left_out if not what.startswith("power")} == {"kernels that came along", "memcheck", "racecheck"}
+    checked = set(ROWS) - {"Peak", "Gather"}
+    for prefix in ("equal: ", "replayed: "):
+        assert {what.removeprefix(prefix).split(",")[0] for what in found if what.startswith(prefix)} == checked
+    assert sum(what.startswith("invariant: ") for what in found) > 12
+    assert found["small: decode, 2 streams"]["values"]["tokens_per_s"] > 0
+
+
+def test_failing_part_does_not_stop_the_others(tmp_path: Path) -> None:
+    missing = tmp_path / "libcuda.so.1"
+    code, parts = run({**os.environ}, tmp_path / "out", "--driver", str(missing), "--only", "machine,served")
+    assert code == 1
+    machine = {finding["what"]: finding for finding in parts["machine"]}
+    assert machine["card"]["outcome"] == machine["arena of a killed process"]["outcome"] == "missed"
+    assert f"no driver of NVIDIA's cards: {missing}" in machine["card"]["text"]
+    assert [finding["what"] for finding in parts["served"]] == ["served"]
+    assert "CardError" in (tmp_path / "out" / "card.log").read_text()
+    assert parts["speed"][0]["text"] == "it was not asked for (--only)"
+
+
+def test_checks_after_the_deadline_are_not_run(tmp_path: Path) -> None:
+    code, parts = run({**os.environ}, tmp_path, "--driver", "libcuda.so.1", "--minutes", "0")
+    assert code == 1
+    assert {finding["text"] for findings in parts.values() for finding in findings} == {"the time was up"}
+
+
+def test_kernels_that_came_along_are_not_compiled(tmp_path: Path) -> None:
+    place = tmp_path / "kernels" / "sm_90"
+    place.mkdir(parents=True)
+    (place / "0.kernel").write_bytes(b"begin\n_Z5begin\ncode\nof a kernel")
+    assert adopt(tmp_path / "kernels", tmp_path / "cache", HOPPER).num == 1
+    compiler = Compiler(find_nvrtc(HOPPER.driver_version), HOPPER.capability, tmp_path / "cache")
+    assert compiler.image("begin") == Image(b"code\nof a kernel", "_Z5begin")
+    assert adopt(tmp_path / "none", tmp_path / "cache", HOPPER).num == 0
+
+
+def test_folder_has_what_the_command_needs() -> None:
+    found = set(files("3.11"))
+    assert {"tools/device/card", "engine/config.py", "tests/devices/engines.py", "ops/cuda/linear.cu"} <= found
+    assert {file.split("/")[2] for file in found if file.startswith("tests/golden/")} == set(TEXT_MODELS)
+    assert any(file.startswith("shm/_native.cpython-311-") for file in found)
+    assert not [file for file in found if file.startswith(("tools/demo/model/", ".github/"))]
