@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,9 @@ def test_checks_after_the_deadline_are_not_run(tmp_path: Path) -> None:
 
 
 def test_kernels_that_came_along_are_not_compiled(tmp_path: Path) -> None:
-    place = tmp_path / "kernels" / "sm_90"
-    place.mkdir(parents=True)
-    (place / "0.kernel").write_bytes(b"begin\n_Z5begin\ncode\nof a kernel")
+    (tmp_path / "kernels").mkdir()
+    with zipfile.ZipFile(tmp_path / "kernels" / "sm_90.zip", "w") as archive:
+        archive.writestr("0.kernel", b"begin\n_Z5begin\ncode\nof a kernel")
     assert adopt(tmp_path / "kernels", tmp_path / "cache", HOPPER).num == 1
     compiler = Compiler(find_nvrtc(HOPPER.driver_version), HOPPER.capability, tmp_path / "cache")
     assert compiler.image("begin") == Image(b"code\nof a kernel", "_Z5begin")

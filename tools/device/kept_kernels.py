@@ -1,12 +1,13 @@
 """Kernels that `tools/device/pack` compiles for a card that is elsewhere, and that `tools/device/card` keeps there as if they
-had been compiled for it. A file has three parts: a line with the kernel's name in source code, one with its name in the code,
-the code. The folder has the name of the target.
+had been compiled for it. A zip file has those of a target. Each of its files has three parts: a line with the kernel's name in
+source code, one with its name in the code, the code.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -26,10 +27,10 @@ def compile_for(capability: tuple[int, int], folder: Path) -> int:
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(os.cpu_count()) as pool:
         compiler = Compiler(find_nvrtc(), capability, Path(directory))
         names = Library(build(host_command(), Path("build") / "cuda")).kernel_names
-        place = folder / compiler.target
-        place.mkdir(parents=True, exist_ok=True)
-        for number, (name, image) in enumerate(zip(names, pool.map(compiler.image, names), strict=True)):
-            (place / f"{number}.kernel").write_bytes(f"{name}\n{image.entry}\n".encode() + image.code)
+        folder.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(folder / f"{compiler.target}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for number, (name, image) in enumerate(zip(names, pool.map(compiler.image, names), strict=True)):
+                archive.writestr(f"{number}.kernel", f"{name}\n{image.entry}\n".encode() + image.code)
     return len(names)
 
 
@@ -40,8 +41,11 @@ def adopt(folder: Path, directory: Path, info: CardInfo) -> Adopted:
     if info.capability == EMULATED:
         return Adopted(0, "the card is emulated")
     compiler = Compiler(find_nvrtc(info.driver_version), info.capability, directory)
-    files = sorted((folder / compiler.target).glob("*.kernel"))
-    for file in files:
-        name, entry, code = file.read_bytes().split(b"\n", 2)
-        compiler.keep(name.decode(), Image(code, entry.decode()))
-    return Adopted(len(files), f"{len(files)} for {compiler.target}")
+    path = folder / f"{compiler.target}.zip"
+    if not path.exists():
+        return Adopted(0, f"there is no {path}")
+    with zipfile.ZipFile(path) as archive:
+        for file in archive.namelist():
+            name, entry, code = archive.read(file).split(b"\n", 2)
+            compiler.keep(name.decode(), Image(code, entry.decode()))
+        return Adopted(len(archive.namelist()), f"{len(archive.namelist())} for {compiler.target}")
