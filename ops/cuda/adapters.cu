@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(THREADS) adapt(Adapt o) {
     for (int r = lane; r < rank; r += WARP) {
         float sum = 0.0f;
         for (int i = first; i < end; ++i)
-            sum = fmaf(to_float(x[row_of_x * o.num_inputs + i]), o.slots[begin + o.first_a + static_cast<long long>(i) * room + r], sum);
+            sum = fmaf(to_float(x[row_of_x * o.num_inputs + i]),
+                       o.slots[begin + o.first_a + static_cast<long long>(i) * room + r], sum);
         sums[warp * MAX_RANK + r] = sum;
     }
     __syncthreads();

@@ -15,6 +15,8 @@ import os
 import re
 import sysconfig
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,7 +65,7 @@ class Compiler:
             return Image(code, entry.decode())
         begin = time.monotonic()
         image, _ = self._compile(self.source_of(name), name)
-        _LOG.info("compiled %s for %s in %.1f s", name, self.target, time.monotonic() - begin)
+        _LOG.debug("compiled %s for %s in %.1f s", name, self.target, time.monotonic() - begin)
         self._write(path, image)
         return image
 
@@ -84,6 +86,18 @@ class Compiler:
         partial = path.with_suffix(f".{os.getpid()}")
         partial.write_bytes(image.entry.encode() + b"\n" + image.code)
         partial.rename(path)
+
+    def prepare(self, names: Iterable[str]) -> None:
+        """Compile those of the kernels that have no file, on all cores. BuildError as for `image`."""
+        missing = [name for name in names if not self._file_of(name).exists()]
+        if not missing:
+            return
+        begin = time.monotonic()
+        _LOG.info("compiling %d kernels for %s, which is done once", len(missing), self.target)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "compiler") as pool:
+            for _ in pool.map(self.image, missing):
+                pass
+        _LOG.info("compiled %d kernels in %.0f s", len(missing), time.monotonic() - begin)
 
     def report(self, name: str) -> str:
         """Compile the kernel and return what ptxas says of it."""
@@ -141,6 +155,9 @@ class EmulatedCompiler:
 
     def __init__(self, library: Path) -> None:
         self._library = library
+
+    def prepare(self, names: Iterable[str]) -> None:
+        """Do nothing: they are there."""
 
     def image(self, name: str) -> Image:
         return Image(f"{self._library}\n{name}".encode() + b"\0", name)

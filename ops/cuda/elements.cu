@@ -14,7 +14,7 @@ DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 // Numbered as ACTIVATIONS in ops/modules.py.
 DEVICE float activated(int activation, float x) {
     switch (activation) {
-        case 0: return x * sigmoid(x);                                       // SiLU
+        case 0: return x * sigmoid(x);                                      // SiLU
         case 1: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));  // GELU
         case 2: return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
         case 3: return x * sigmoid(1.702f * x);

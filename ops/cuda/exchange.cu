@@ -43,7 +43,8 @@ __global__ void __launch_bounds__(THREADS) lend_columns(Gather o) {
     unsigned char *half = half_of(o, window, *reinterpret_cast<int *>(window) + 1);
     long long place = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
     if (place < 2) reinterpret_cast<int *>(half)[place] = place == 0 ? o.begin : o.begin + o.own;
-    if (place < static_cast<long long>(o.num_rows) * o.own) reinterpret_cast<T *>(half + LINE_BYTES)[place] = o.x.as<T>()[place];
+    if (place < static_cast<long long>(o.num_rows) * o.own)
+        reinterpret_cast<T *>(half + LINE_BYTES)[place] = o.x.as<T>()[place];
 }
 
 // One thread for each rank, in one block.
@@ -64,7 +65,8 @@ __global__ void __launch_bounds__(WARP) meet(Gather o) {
 // One thread for each number of the result.
 template <typename T>
 __global__ void __launch_bounds__(THREADS) take_columns(Gather o) {
-    long long place = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x, row = place / o.width, column = place % o.width;
+    long long place = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x, row = place / o.width,
+              column = place % o.width;
     if (row >= o.num_rows) return;
     int count = *reinterpret_cast<int *>(window_of(o, o.place));
     for (int rank = 0; rank < o.num_ranks; ++rank) {

@@ -36,10 +36,12 @@ __global__ void __launch_bounds__(THREADS) embed(Embed o) {
             for (int i = 0; i < 8; ++i) values.values[i] = number(found, i);
         } else {
             values = load_weights<float, W>(w, id, first);
-            float scale = has_scaled_segments<W>(w) ? w.scales[id * (w.padded_inputs / w.group_size) + first / w.group_size] : 1.0f;
+            float scale =
+                has_scaled_segments<W>(w) ? w.scales[id * (w.padded_inputs / w.group_size) + first / w.group_size] : 1.0f;
             for (float &value : values.values) value *= scale;
         }
-        for (int i = 0; i < 8 && first + i < w.num_inputs; ++i) y[row * w.num_inputs + first + i] = from_float<T>(values.values[i]);
+        for (int i = 0; i < 8 && first + i < w.num_inputs; ++i)
+            y[row * w.num_inputs + first + i] = from_float<T>(values.values[i]);
     }
 }
 

@@ -148,8 +148,8 @@ struct Weights {
 // y = x W + b.
 struct Linear {
     int type;
-    Untyped x;         // [num_rows, weights.num_inputs]
-    Untyped y;         // out [num_rows, weights.num_outputs]; empty: the results are `floats`
+    Untyped x;             // [num_rows, weights.num_inputs]
+    Untyped y;             // out [num_rows, weights.num_outputs]; empty: the results are `floats`
     Buffer<float> floats;  // [num_rows, weights.num_outputs]; empty: the results are `y`
     Weights weights;
     Buffer<float> bias;  // [weights.num_outputs]; empty: none
@@ -340,11 +340,11 @@ struct Scatter {
 // The choice `index` of each row, with the weight 1; its own weight becomes a factor.
 struct Choose {
     int type;
-    Buffer<int> ids;         // [num_rows, num_chosen]
-    Buffer<float> weights;   // [num_rows, num_chosen]
-    Buffer<int> chosen;      // out [num_rows, 1]
-    Buffer<float> ones;      // out [num_rows, 1]
-    Untyped factors;         // out [num_rows, 1]
+    Buffer<int> ids;        // [num_rows, num_chosen]
+    Buffer<float> weights;  // [num_rows, num_chosen]
+    Buffer<int> chosen;     // out [num_rows, 1]
+    Buffer<float> ones;     // out [num_rows, 1]
+    Untyped factors;        // out [num_rows, 1]
     int num_rows;
     int num_chosen;
     int index;

@@ -27,7 +27,7 @@
 using Handle = unsigned long long;  // a descriptor
 
 static constexpr size_t GRANULARITY = size_t{2} << 20, ROOM = size_t{1} << 30, LARGE = size_t{1} << 20;
-static constexpr int INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_READY = 600, LAUNCH_FAILED = 719;
+static constexpr int INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NO_CONTEXT = 201, NOT_READY = 600, LAUNCH_FAILED = 719;
 static constexpr int NOT_SUPPORTED = 801, CAPTURES = 900;
 
 static bool fails(const char *name) {
@@ -67,7 +67,11 @@ int cuDevicePrimaryCtxRetain(void **context, int) {
     *context = &one;
     return 0;
 }
-int cuCtxSetCurrent(void *context) { return context ? 0 : INVALID; }
+static thread_local bool has_context = false;  // a context is current in one thread, not in all
+int cuCtxSetCurrent(void *context) {
+    has_context = context != nullptr;
+    return context ? 0 : INVALID;
+}
 
 int cuGetErrorName(int code, const char **text) {
     *text = code == OUT_OF_MEMORY   ? "CUDA_ERROR_OUT_OF_MEMORY"
@@ -168,8 +172,8 @@ struct Kernel {
 };
 
 std::map<uint64_t, File> files;  // by address
-std::recursive_mutex turns;  // one work at a time
-std::mutex queues;           // of the streams
+std::recursive_mutex turns;      // one work at a time
+std::mutex queues;               // of the streams
 Stream default_stream;
 std::vector<Stream *> streams{&default_stream};
 int failed = 0;  // of the context: a kernel that failed makes every later call fail
@@ -240,6 +244,7 @@ int cuCtxSynchronize() { return finish_all(); }
 // Memory of this process, which it can lend to others: small pieces of the heap, large ones in files. LIBCUDA_WRONG: what is
 // fetched is not what was there.
 int cuMemAlloc_v2(uint64_t *address, size_t size) {
+    if (!has_context) return NO_CONTEXT;
     if (size > ROOM) return OUT_OF_MEMORY;
     if (int status = finish_all()) return status;  // it may wait, and does in a capture
     void *memory = nullptr;
@@ -257,6 +262,7 @@ int cuMemAlloc_v2(uint64_t *address, size_t size) {
     return 0;
 }
 int cuMemFree_v2(uint64_t address) {
+    if (!has_context) return NO_CONTEXT;
     if (int status = finish_all()) return status;
     auto found = files.find(address);
     if (found == files.end()) {
@@ -323,12 +329,14 @@ int cuMemsetD8Async(uint64_t address, unsigned char value, size_t size, void *st
     });
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *stream) {
+    if (!has_context) return NO_CONTEXT;
     return enqueue(stream, [=] {
         memcpy(reinterpret_cast<void *>(to), from, size);
         return 0;
     });
 }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *stream) {
+    if (!has_context) return NO_CONTEXT;
     return enqueue(stream, [=] {
         memcpy(to, reinterpret_cast<void *>(from), size);
         if (getenv("LIBCUDA_WRONG") && size >= 4) static_cast<unsigned char *>(to)[size - 1] ^= 0x40;
@@ -351,13 +359,17 @@ int cuStreamCreate(void **stream, unsigned) {
     *stream = streams.back();
     return failed;
 }
-int cuStreamSynchronize(void *stream) { return finish(stream_of(stream)); }
+int cuStreamSynchronize(void *stream) {
+    if (!has_context) return NO_CONTEXT;
+    return finish(stream_of(stream));
+}
 
 int cuEventCreate(void **event, unsigned) {
     *event = new Event;
     return failed;
 }
 int cuEventRecord(void *event, void *stream) {
+    if (!has_context) return NO_CONTEXT;
     Event &own = *static_cast<Event *>(event);
     own.is_done = false;
     own.stream = &stream_of(stream);
@@ -384,6 +396,7 @@ int cuEventElapsedTime(float *milliseconds, const void *first, const void *last)
 }
 
 int cuModuleLoadData(void **module, const char *image) {
+    if (!has_context) return NO_CONTEXT;
     const std::string text = image;
     const size_t end = text.find('\n');
     if (end == std::string::npos) return INVALID;
@@ -404,6 +417,7 @@ int cuFuncSetAttribute(void *, int, int) { return 0; }
 
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned num_threads, unsigned, unsigned,
                    unsigned num_shared_bytes, void *stream, void **operands, void **) {
+    if (!has_context) return NO_CONTEXT;
     const Kernel *kernel = static_cast<Kernel *>(function);
     if (x == 0 || y == 0 || z == 0) return INVALID;
     const std::string copy(static_cast<const char *>(operands[0]), kernel->num_bytes);
@@ -440,6 +454,7 @@ int cuGraphExecDestroy(void *executable) {
     return failed;
 }
 int cuGraphLaunch(void *executable, void *stream) {
+    if (!has_context) return NO_CONTEXT;
     for (const Work &work : static_cast<Graph *>(executable)->works) enqueue(stream, work);
     return failed;
 }

@@ -5,12 +5,15 @@ Used by the device (`cuda/device.py`) and by `tools/device`.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from ops.cuda.compiler import EMULATED, OLDEST, Compiler, EmulatedCompiler, find_nvrtc
 from ops.cuda.library import BuildError, Library, build, host_command
 from shm.cuda_driver import MAX_DYNAMIC_SHARED_BYTES, CudaDriver
 
+_TYPES = {"float32": "float", "bfloat16": "Bfloat16"}  # in names of kernels
 _ALWAYS_ALLOWED = 48 << 10  # bytes of dynamic shared memory that a kernel may use without asking
 
 
@@ -31,6 +34,10 @@ class CardKernels:
         self.launch_address = driver.address_of("cuLaunchKernel")
         self._functions: dict[str, int] = {}
 
+    def prepare(self, names: Iterable[str]) -> None:
+        """Compile kernels before they are used."""
+        self._compiler.prepare(names)
+
     def function(self, name: str, num_shared_bytes: int) -> int:
         if name not in self._functions:
             self._functions[name] = self._driver.function(*self._compiler.image(name))
@@ -42,7 +49,13 @@ class CardKernels:
         return self._driver.error_name(status)
 
 
-def card_library(driver: CudaDriver, directory: Path) -> Library:
-    """Return the rows on the card of `driver`. `directory`: of what is compiled. BuildError if a compiler is missing."""
+def card_library(driver: CudaDriver, directory: Path, dtype: str = "") -> Library:
+    """Return the rows on the card of `driver`. `directory`: of what is compiled. `dtype`: of activations, for which the kernels
+    are compiled now; others when they are first launched. BuildError if a compiler is missing or fails."""
     host = build(host_command(), directory)
-    return Library(host, CardKernels(driver, host, directory))
+    kernels = CardKernels(driver, host, directory)
+    library = Library(host, kernels)
+    if dtype:
+        wanted = re.compile(rf"^\w+(<{_TYPES[dtype]}(, ({_TYPES[dtype]}|\d+))?>)?$")
+        kernels.prepare(name for name in library.kernel_names if wanted.match(name))
+    return library

@@ -61,7 +61,7 @@ class CudaDevice:
         self._driver = driver = CudaDriver(library, card, DeviceError)
         self._stream = driver.made("cuStreamCreate", _OWN_STREAM)
         self._memory, self._pinned = StreamMemory(driver, self._stream), HostMemory(library, card)
-        self._rows = card_library(driver, directory)
+        self._rows = card_library(driver, directory, dtype)
         info = driver.info()
         # what the numbers of its kernels depend on; empty for an emulated card
         self.fingerprint = "" if info.capability == EMULATED else f"{info} {self._rows.name}"
