@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import re
+import sys
 import sysconfig
 import time
 from collections.abc import Iterable
@@ -24,10 +25,12 @@ from typing import Any, NamedTuple
 from ops.cuda.library import SOURCES, BuildError
 
 _LOG = logging.getLogger(__name__)
-_PLACES = (
-    f"{sysconfig.get_path('purelib')}/nvidia/*/lib/libnvrtc.so.[0-9]*",
+_PLACES = (  # of packages (PyTorch brings one), of toolkits and of distributions
+    *(f"{directory}/nvidia/*/lib/libnvrtc.so.[0-9]*" for directory in dict.fromkeys((sysconfig.get_path("purelib"), *sys.path))),
     "/usr/local/cuda/lib64/libnvrtc.so.[0-9]*",
-    "/usr/lib/x86_64-linux-gnu/libnvrtc.so.[0-9]*",
+    "/usr/local/cuda-*/lib64/libnvrtc.so.[0-9]*",
+    "/usr/lib/*-linux-gnu/libnvrtc.so.[0-9]*",
+    "/usr/lib64/libnvrtc.so.[0-9]*",
 )
 # Products and sums are fused only where a kernel does so explicitly, so that a row's bits are the same in all kernels.
 OPTIONS = ("--std=c++17", "--fmad=false", "--diag-suppress=177")  # 177: constants that only other kernels use

@@ -10,22 +10,10 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from tests.devices.board import Board
 from tests.devices.build import environment
-
-
-class Linears(NamedTuple):
-    """Two ways to multiply [rows, inputs] by [outputs, inputs]: seconds of each, and their largest difference relative to the
-    largest number."""
-
-    num_rows: int
-    num_inputs: int
-    num_outputs: int
-    own: float
-    librarys: float
-    error: float
 
 
 class Child:

@@ -4,7 +4,7 @@
 //
 // Work of a stream is done when someone waits for it, at the latest: whoever reads a result too early, or changes the source of a
 // copy too soon, gets wrong numbers. A call that a capture does not allow fails, and ends it. Calls that LIBCUDA_FAILS names
-// (separated by commas) are not supported.
+// (separated by commas) are not supported; "cuLaunchKernel:7": the seventh of them loses the context, as a kernel does that fails.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -30,10 +30,24 @@ static constexpr size_t GRANULARITY = size_t{2} << 20, ROOM = size_t{1} << 30, L
 static constexpr int INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NO_CONTEXT = 201, NOT_READY = 600, LAUNCH_FAILED = 719;
 static constexpr int NOT_SUPPORTED = 801, CAPTURES = 900;
 
-static bool fails(const char *name) {
+static int failed = 0;  // of the context: after some errors every later call fails
+
+// The status of a call by LIBCUDA_FAILS: 0 if it may go on.
+static int refusal(const std::string &name) {
+    static std::map<std::string, int> calls;
+    static std::mutex counts;
     const char *names = getenv("LIBCUDA_FAILS");
-    return names != nullptr && ("," + std::string(names) + ",").find("," + std::string(name) + ",") != std::string::npos;
+    if (names == nullptr) return 0;
+    const std::string all = "," + std::string(names) + ",";
+    if (all.find("," + name + ",") != std::string::npos) return NOT_SUPPORTED;
+    const size_t at = all.find("," + name + ":");
+    if (at == std::string::npos) return 0;
+    std::lock_guard guard(counts);
+    if (++calls[name] == atoi(all.c_str() + at + name.size() + 2)) failed = LAUNCH_FAILED;
+    return failed;
 }
+#define REFUSE \
+    if (int status = refusal(__func__)) return status;
 
 struct Location {
     int type, id;
@@ -51,24 +65,29 @@ extern "C" {
 
 int cuInit(unsigned) { return 0; }
 int cuDeviceGetCount(int *count) {
+    REFUSE
     *count = 2;
     return 0;
 }
 int cuDeviceGet(int *device, int ordinal) {
+    REFUSE
     *device = ordinal;
     return ordinal < 2 ? 0 : NO_DEVICE;
 }
 int cuDeviceGetName(char *name, int size, int) {
+    REFUSE
     snprintf(name, size, "no card at all");
     return 0;
 }
 int cuDevicePrimaryCtxRetain(void **context, int) {
+    REFUSE
     static char one;
     *context = &one;
     return 0;
 }
 static thread_local bool has_context = false;  // a context is current in one thread, not in all
 int cuCtxSetCurrent(void *context) {
+    REFUSE
     has_context = context != nullptr;
     return context ? 0 : INVALID;
 }
@@ -77,17 +96,19 @@ int cuGetErrorName(int code, const char **text) {
     *text = code == OUT_OF_MEMORY   ? "CUDA_ERROR_OUT_OF_MEMORY"
             : code == NO_DEVICE     ? "CUDA_ERROR_NO_DEVICE"
             : code == NOT_SUPPORTED ? "CUDA_ERROR_NOT_SUPPORTED"
+            : code == LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED"
                                     : "CUDA_ERROR_INVALID_VALUE";
     return 0;
 }
 
 int cuMemGetAllocationGranularity(size_t *size, const Properties *properties, int) {
+    REFUSE
     *size = GRANULARITY;
     return properties->type == 1 && properties->location.type == 1 ? 0 : INVALID;
 }
 
 int cuMemCreate(Handle *handle, size_t size, const Properties *properties, uint64_t) {
-    if (fails("cuMemCreate")) return NOT_SUPPORTED;
+    REFUSE
     if (size % GRANULARITY || properties->handle_types != 1) return INVALID;
     if (size > ROOM) return OUT_OF_MEMORY;
     const int file = memfd_create("card", MFD_CLOEXEC);
@@ -96,37 +117,44 @@ int cuMemCreate(Handle *handle, size_t size, const Properties *properties, uint6
 }
 
 int cuMemExportToShareableHandle(int *descriptor, Handle handle, int, uint64_t) {
-    if (fails("cuMemExportToShareableHandle")) return NOT_SUPPORTED;
+    REFUSE
     *descriptor = fcntl(static_cast<int>(handle), F_DUPFD_CLOEXEC, 0);
     return *descriptor < 0 ? INVALID : 0;
 }
 
 int cuMemImportFromShareableHandle(Handle *handle, void *descriptor, int) {
-    if (fails("cuMemImportFromShareableHandle")) return NOT_SUPPORTED;
+    REFUSE
     const int file = fcntl(static_cast<int>(reinterpret_cast<intptr_t>(descriptor)), F_DUPFD_CLOEXEC, 0);
     *handle = file;
     return file < 0 ? INVALID : 0;
 }
 
 int cuMemAddressReserve(uint64_t *address, size_t size, size_t, uint64_t, uint64_t) {
+    REFUSE
     void *found = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     *address = reinterpret_cast<uint64_t>(found);
     return found == MAP_FAILED ? OUT_OF_MEMORY : 0;
 }
 
 int cuMemMap(uint64_t address, size_t size, size_t offset, Handle handle, uint64_t) {
+    REFUSE
     void *at = reinterpret_cast<void *>(address);
     return mmap(at, size, PROT_NONE, MAP_SHARED | MAP_FIXED, static_cast<int>(handle), offset) == at ? 0 : INVALID;
 }
 
 int cuMemSetAccess(uint64_t address, size_t size, const Access *access, size_t) {
+    REFUSE
     if (access->flags != 3) return INVALID;
     return mprotect(reinterpret_cast<void *>(address), size, PROT_READ | PROT_WRITE) == 0 ? 0 : INVALID;
 }
 
-int cuMemRelease(Handle handle) { return close(static_cast<int>(handle)) == 0 ? 0 : INVALID; }
+int cuMemRelease(Handle handle) {
+    REFUSE
+    return close(static_cast<int>(handle)) == 0 ? 0 : INVALID;
+}
 
 int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t size) {
+    REFUSE
     memset(reinterpret_cast<void *>(address), value, size);
     return 0;
 }
@@ -176,7 +204,6 @@ std::recursive_mutex turns;      // one work at a time
 std::mutex queues;               // of the streams
 Stream default_stream;
 std::vector<Stream *> streams{&default_stream};
-int failed = 0;  // of the context: a kernel that failed makes every later call fail
 
 Stream &stream_of(void *stream) { return stream ? *static_cast<Stream *>(stream) : default_stream; }
 
@@ -227,23 +254,30 @@ int finish_all() {
 extern "C" {
 
 int cuDriverGetVersion(int *version) {
+    REFUSE
     *version = 13000;
     return 0;
 }
 int cuDeviceGetAttribute(int *value, int attribute, int) {
+    REFUSE
     const char *capability = getenv("LIBCUDA_CAPABILITY");  // "9.0"; that of an emulated card is 0.0
     *value = attribute == 16 ? 2 : capability == nullptr ? 0 : capability[attribute == 75 ? 0 : 2] - '0';
     return 0;
 }
 int cuDeviceTotalMem_v2(size_t *size, int) {
+    REFUSE
     *size = ROOM;
     return 0;
 }
-int cuCtxSynchronize() { return finish_all(); }
+int cuCtxSynchronize() {
+    REFUSE
+    return finish_all();
+}
 
 // Memory of this process, which it can lend to others: small pieces of the heap, large ones in files. LIBCUDA_WRONG: what is
 // fetched is not what was there.
 int cuMemAlloc_v2(uint64_t *address, size_t size) {
+    REFUSE
     if (!has_context) return NO_CONTEXT;
     if (size > ROOM) return OUT_OF_MEMORY;
     if (int status = finish_all()) return status;  // it may wait, and does in a capture
@@ -262,6 +296,7 @@ int cuMemAlloc_v2(uint64_t *address, size_t size) {
     return 0;
 }
 int cuMemFree_v2(uint64_t address) {
+    REFUSE
     if (!has_context) return NO_CONTEXT;
     if (int status = finish_all()) return status;
     auto found = files.find(address);
@@ -275,8 +310,12 @@ int cuMemFree_v2(uint64_t address) {
     return 0;
 }
 
-int cuIpcCloseMemHandle(uint64_t) { return finish_all(); }
+int cuIpcCloseMemHandle(uint64_t) {
+    REFUSE
+    return finish_all();
+}
 int cuIpcGetMemHandle(Lent *handle, uint64_t address) {
+    REFUSE
     auto found = files.find(address);
     if (found == files.end()) return INVALID;
     *handle = {getpid(), found->second.file, found->second.size, {}};
@@ -284,6 +323,7 @@ int cuIpcGetMemHandle(Lent *handle, uint64_t address) {
 }
 // From now on cards wait for each other, so work goes on though no one here waits for it.
 int cuIpcOpenMemHandle_v2(uint64_t *address, Lent handle, unsigned) {
+    REFUSE
     static std::thread works([] {
         for (;; usleep(5000))
             for (size_t i = 0; i < streams.size(); ++i)
@@ -304,7 +344,7 @@ int cuIpcOpenMemHandle_v2(uint64_t *address, Lent handle, unsigned) {
 static size_t num_registered_bytes = 0;
 size_t libcuda_registered_bytes() { return num_registered_bytes; }
 int cuMemHostRegister_v2(void *address, size_t size, unsigned) {
-    if (fails("cuMemHostRegister_v2")) return NOT_SUPPORTED;
+    REFUSE
     const size_t page = sysconf(_SC_PAGESIZE);
     if (reinterpret_cast<size_t>(address) % page || size % page || size == 0) return INVALID;
     num_registered_bytes += size;
@@ -312,23 +352,27 @@ int cuMemHostRegister_v2(void *address, size_t size, unsigned) {
 }
 
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) {
+    REFUSE
     if (int status = finish_all()) return status;
     memcpy(reinterpret_cast<void *>(to), from, size);
     return 0;
 }
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
+    REFUSE
     if (int status = finish_all()) return status;
     memcpy(to, reinterpret_cast<void *>(from), size);
     if (getenv("LIBCUDA_WRONG") && size >= 4) static_cast<unsigned char *>(to)[size - 1] ^= 0x40;
     return 0;
 }
 int cuMemsetD8Async(uint64_t address, unsigned char value, size_t size, void *stream) {
+    REFUSE
     return enqueue(stream, [=] {
         memset(reinterpret_cast<void *>(address), value, size);
         return 0;
     });
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *stream) {
+    REFUSE
     if (!has_context) return NO_CONTEXT;
     return enqueue(stream, [=] {
         memcpy(reinterpret_cast<void *>(to), from, size);
@@ -336,6 +380,7 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *strea
     });
 }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *stream) {
+    REFUSE
     if (!has_context) return NO_CONTEXT;
     return enqueue(stream, [=] {
         memcpy(to, reinterpret_cast<void *>(from), size);
@@ -344,10 +389,12 @@ int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *stream) {
     });
 }
 int cuMemHostGetDevicePointer_v2(uint64_t *to, void *address, unsigned) {
+    REFUSE
     *to = reinterpret_cast<uint64_t>(address);
     return 0;
 }
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *stream) {
+    REFUSE
     return enqueue(stream, [=] {
         memmove(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), size);
         return 0;
@@ -355,20 +402,24 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *stream) 
 }
 
 int cuStreamCreate(void **stream, unsigned) {
+    REFUSE
     streams.push_back(new Stream);
     *stream = streams.back();
     return failed;
 }
 int cuStreamSynchronize(void *stream) {
+    REFUSE
     if (!has_context) return NO_CONTEXT;
     return finish(stream_of(stream));
 }
 
 int cuEventCreate(void **event, unsigned) {
+    REFUSE
     *event = new Event;
     return failed;
 }
 int cuEventRecord(void *event, void *stream) {
+    REFUSE
     if (!has_context) return NO_CONTEXT;
     Event &own = *static_cast<Event *>(event);
     own.is_done = false;
@@ -380,22 +431,26 @@ int cuEventRecord(void *event, void *stream) {
     });
 }
 int cuEventSynchronize(void *event) {
+    REFUSE
     Event &own = *static_cast<Event *>(event);
     while (!own.is_done && has_work(*own.stream)) advance(*own.stream);
     std::lock_guard turn(turns);
     return failed;
 }
 int cuEventQuery(void *event) {
+    REFUSE
     if (failed) return failed;
     return static_cast<Event *>(event)->is_done ? 0 : NOT_READY;
 }
 int cuEventElapsedTime(float *milliseconds, const void *first, const void *last) {
+    REFUSE
     const timespec &a = static_cast<const Event *>(first)->time, &b = static_cast<const Event *>(last)->time;
     *milliseconds = static_cast<float>((b.tv_sec - a.tv_sec) * 1e3 + (b.tv_nsec - a.tv_nsec) / 1e6);
     return 0;
 }
 
 int cuModuleLoadData(void **module, const char *image) {
+    REFUSE
     if (!has_context) return NO_CONTEXT;
     const std::string text = image;
     const size_t end = text.find('\n');
@@ -410,13 +465,18 @@ int cuModuleLoadData(void **module, const char *image) {
     return found->num_bytes > 0 ? 0 : INVALID;
 }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
+    REFUSE
     *function = module;
     return static_cast<Kernel *>(module)->name == name ? 0 : INVALID;
 }
-int cuFuncSetAttribute(void *, int, int) { return 0; }
+int cuFuncSetAttribute(void *, int, int) {
+    REFUSE
+    return 0;
+}
 
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned num_threads, unsigned, unsigned,
                    unsigned num_shared_bytes, void *stream, void **operands, void **) {
+    REFUSE
     if (!has_context) return NO_CONTEXT;
     const Kernel *kernel = static_cast<Kernel *>(function);
     if (x == 0 || y == 0 || z == 0) return INVALID;
@@ -429,6 +489,7 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
 }
 
 int cuStreamBeginCapture_v2(void *stream, int) {
+    REFUSE
     Stream &own = stream_of(stream);
     if (own.capture || stream == nullptr) return INVALID;
     own.capture = new Graph;
@@ -436,24 +497,29 @@ int cuStreamBeginCapture_v2(void *stream, int) {
     return 0;
 }
 int cuStreamEndCapture(void *stream, void **graph) {
+    REFUSE
     Stream &own = stream_of(stream);
     *graph = own.is_broken ? nullptr : own.capture;
     own.capture = nullptr;
     return own.is_broken ? CAPTURES + 1 : 0;
 }
 int cuGraphInstantiateWithFlags(void **executable, void *graph, uint64_t) {
+    REFUSE
     *executable = new Graph(*static_cast<Graph *>(graph));
     return 0;
 }
 int cuGraphDestroy(void *graph) {
+    REFUSE
     delete static_cast<Graph *>(graph);
     return 0;
 }
 int cuGraphExecDestroy(void *executable) {
+    REFUSE
     delete static_cast<Graph *>(executable);
     return failed;
 }
 int cuGraphLaunch(void *executable, void *stream) {
+    REFUSE
     if (!has_context) return NO_CONTEXT;
     for (const Work &work : static_cast<Graph *>(executable)->works) enqueue(stream, work);
     return failed;

@@ -9,27 +9,20 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import paddle
 
 from engine.config import SpeculativeConfig
 from engine.messages import SamplingParams
-from ops.cuda.library import BuildError
-from ops.cuda.operands import TYPES, operands
-from ops.cuda.table import PackedLinear, describe
-from shm.cuda_driver import CudaDriver
 from tests.devices.board import Board
 from tests.devices.build import NAME
-from tests.devices.child import Linears
 from tests.devices.pinned import offer_pinned_memory
 from tests.e2e.workload import Body
 from tests.paths import GOLDEN
 from tests.workers.serving import ServedSequence, Serving, ServingAhead, golden_sequences, make_runner, swap_slots
 from tests.workers.test_runners import SIZES, answers, captured, plain_sequences, run_ahead, run_alone
-from workers.devices.card_kernels import card_library
 from workers.engine.runner import ModelRunner
 from workers.runners import cpu_runner, xpu_runner
 
@@ -286,46 +279,3 @@ def registered(runner: ModelRunner) -> list[object]:
     own = [tokens[slot, :count].tolist() for slot, count in enumerate(counts)]
     rest = on_device[sizes.tables_at :].tolist()
     return [[array.tolist() for _, array in slots.arrays()], own, rest]
-
-
-def linears_beside_the_librarys(
-    driver: str, directory: str, place: str, dtype: str, shapes: list[tuple[int, int, int]], num_runs: int
-) -> list[Linears]:
-    """Measure CUDA's linear and Paddle's matmul, which calls the card's own library, for (rows, inputs, outputs)."""
-    paddle.device.set_device(place)
-    card = CudaDriver(driver, 0, BuildError)
-    rows, stream = card_library(card, Path(directory)), 0 if place == "cpu" else _current_stream()
-    wait = functools.partial(card.call, "cuCtxSynchronize")
-    found = []
-    for num_rows, inputs, outputs in shapes:
-        x, weight = (paddle.randn([count, inputs]).astype(dtype) for count in (num_rows, outputs))
-        y = paddle.zeros([num_rows, outputs], cast(Any, dtype))
-        weights = PackedLinear(weight, None, None, dtype, inputs, inputs, outputs, 32).operands()
-        given = operands(
-            "Linear", describe, type=TYPES[dtype], x=x, y=y, floats=None, weights=weights, bias=None, num_rows=num_rows
-        )
-        run_row = functools.partial(rows.run, "Linear", given, stream)
-        run_library = functools.partial(paddle.matmul, x, weight, transpose_y=True)
-        run_row()
-        wait()
-        expected = run_library().astype("float32").numpy()
-        error = float(np.abs(y.astype("float32").numpy() - expected).max() / np.abs(expected).max())
-        turns = [(_seconds(run_row, wait, num_runs), _seconds(run_library, wait, num_runs)) for _ in range(5)]
-        own, others = (statistics.median(each) for each in zip(*turns, strict=True))
-        found.append(Linears(num_rows, inputs, outputs, own, others, error))
-    return found
-
-
-def _current_stream() -> int:
-    stream: Any = paddle.device.current_stream()
-    return int(stream.stream_base.cuda_stream)
-
-
-def _seconds(run: Callable[[], object], wait: Callable[[], object], num_runs: int) -> float:
-    """Return the seconds of one run among those enqueued behind each other."""
-    wait()
-    begin = time.perf_counter()
-    for _ in range(num_runs):
-        run()
-    wait()
-    return (time.perf_counter() - begin) / num_runs

@@ -1,5 +1,5 @@
 """A rank with its cache in memory of a card: of a real one, or of the stand-in for its driver, where Paddle's CPU place takes
-the addresses, which are the host's. Run by `test_device_arena.py` and by `tools/test --device gpu`.
+the addresses, which are the host's. Run by `test_device_arena.py` and by `tools/device/whole.py`.
 """
 
 from __future__ import annotations

@@ -4,10 +4,13 @@ missing or the time is up. `tools/device/pack`: what goes along.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,8 +23,12 @@ from shm.cuda_driver import CardInfo
 from tests.devices.driver import emulated_driver
 from tests.ops.cuda.card import emulated_library
 from tests.paths import REPOSITORY, TEXT_MODELS
+from tests.waiting import WATCHDOG_S, wait_until
+from tools.device import evidence
+from tools.device.findings import Outcome
 from tools.device.folder import files
 from tools.device.kept_kernels import adopt
+from tools.device.part import Plan
 
 HOPPER = CardInfo("H100", (9, 0), 132, 80 << 30, 13000)
 
@@ -71,6 +78,75 @@ def test_failing_part_does_not_stop_the_others(tmp_path: Path) -> None:
     assert [finding["what"] for finding in parts["served"]] == ["served"]
     assert "CardError" in (tmp_path / "out" / "card.log").read_text()
     assert parts["speed"][0]["text"] == "it was not asked for (--only)"
+
+
+@pytest.mark.slow
+def test_wrong_results_are_missed(environment: dict[str, str], tmp_path: Path) -> None:
+    """The emulated driver changes a bit of whatever is fetched: no check of results may pass, and each is run."""
+    wrong = {**environment, "LIBCUDA_WRONG": "1"}
+    code, parts = run(wrong, tmp_path / "out", "--only", "machine,operators,served")
+    assert code == 1
+    found = {finding["what"]: finding for finding in parts["operators"]}
+    checks = {what: each["outcome"] for what, each in found.items() if what.startswith(("equal: ", "invariant: "))}
+    assert len(checks) > 30
+    assert {what for what, outcome in checks.items() if outcome == "held"} == set()
+    assert found["measured rates"]["outcome"] == "held"
+    served = parts["served"][0]
+    assert (served["outcome"], "results of the kernels" in served["text"]) == ("missed", True), served
+
+
+@pytest.mark.slow
+def test_lost_context_ends_one_check(environment: dict[str, str], tmp_path: Path) -> None:
+    """A kernel that fails takes its process with it, and the next check runs in another one."""
+    lost = {**environment, "LIBCUDA_FAILS": "cuLaunchKernel:3"}
+    code, parts = run(lost, tmp_path / "out", "--only", "graphs")
+    outcomes = [finding["outcome"] for finding in parts["graphs"] if finding["what"].startswith("replayed: ")]
+    assert code == 1
+    assert len(outcomes) == len(set(ROWS) - {"Peak", "Gather"})
+    assert "missed" in outcomes
+
+
+def parts_of(process: int) -> list[int]:
+    """Return the processes that run a part for `process`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f'"parent":{process},' in path.read_text():
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_command_leaves_results_and_no_process(number: int, environment: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tools.device.evidence", "--small", "--out", str(tmp_path / "out")]
+    with subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().strip() for _ in range(3)]
+        process.send_signal(number)
+        process.wait(WATCHDOG_S)
+        wait_until(lambda: not parts_of(process.pid), what="the part ends with its command")
+    parts = json.loads((tmp_path / "out" / "card.json").read_text())["parts"]
+    assert [finding["what"] for finding in parts["machine"]][:3] == [line.split(": ")[1] for line in lines]
+    assert len((tmp_path / "out" / "card.md").read_text().splitlines()) >= 4 + 3
+
+
+@pytest.mark.slow
+def test_hanging_check_ends_and_the_next_runs(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(evidence._ITEM_S, "machine", 10)
+    plan = Plan(os.getpid(), emulated_driver(), True, time.monotonic() + WATCHDOG_S)
+    with (tmp_path / "card.log").open("wb") as log:
+        findings = evidence.run_part("machine", plan, environment, log)
+        assert next(findings).what == "card"
+        for process in parts_of(os.getpid()):
+            os.kill(process, signal.SIGSTOP)
+        left = list(findings)
+    missed = [finding for finding in left if finding.outcome is Outcome.MISSED]
+    assert [finding.text for finding in missed] == ["no result within 10 s"]
+    assert left[-1].what == "host part of the kernels"
+    assert left[-1].outcome is Outcome.HELD
 
 
 def test_checks_after_the_deadline_are_not_run(tmp_path: Path) -> None:

@@ -66,20 +66,21 @@ WAYS = {
 }
 
 
-def same_bytes(target: Target, ops: str, ways: Iterable[Way]) -> Findings:
+def same_bytes(target: Target, ops: str, ways: Iterable[Way], dtype: str = "float32") -> Findings:
     """Compare the answers of each way with those op by op: together, while a worker is killed, and after sleep and a reload."""
     expected: Expected = []
     runnable = []
+    title = f"--ops {ops}" if dtype == "float32" else f"--ops {ops} in {dtype}"
     for way in ways:
         cause = _what_is_missing(target, ops, way)
         if cause:
-            yield Finding(f"--ops {ops}, {way.name}: the same bytes", Outcome.NOT_RUN, cause)
+            yield Finding(f"{title}, {way.name}: the same bytes", Outcome.NOT_RUN, cause)
         else:
             runnable.append(way)
     for way in sorted(runnable, key=lambda way: way is not EAGER):
-        with target.engine(MODEL, ops, *OPTIONS, *way.options) as engine:
+        with target.engine(MODEL, ops, "--dtype", dtype, *OPTIONS, *way.options) as engine:
             expected = expected or said(answers(engine, BODIES, concurrency=1))
-            yield from _same_bytes(engine, f"--ops {ops}, {way.name}", expected, way.num_ranks)
+            yield from _same_bytes(engine, f"{title}, {way.name}", expected, way.num_ranks)
 
 
 def _what_is_missing(target: Target, ops: str, way: Way) -> str:

@@ -28,14 +28,15 @@ from typing import IO, Any
 import msgspec
 
 from engine.installation import CUDA_DRIVER
+from tests.devices.driver import emulated_driver
 from tools.device.findings import Finding, Findings, Outcome, summary
 from tools.device.part import PARTS, Plan, Said
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-_ENDS = {"machine": 0.11, "operators": 0.31, "graphs": 0.38, "served": 0.78, "speed": 1.0}  # shares of the time
-_ITEM_S = {"machine": 60, "operators": 60, "graphs": 90, "served": 200, "speed": 200}  # an item that takes longer hangs
-_MAX_STARTS = 8  # of a part, whose items failed
-_TO_WRITE_S = 10.0
+_ENDS = {"machine": 0.11, "operators": 0.31, "graphs": 0.38, "served": 0.74, "speed": 1.0}  # shares of the time
+_ITEM_S = {"machine": 60, "operators": 40, "graphs": 90, "served": 90, "speed": 90}  # without a finding: an item hangs
+_KILLED_S = 10.0  # that a killed process may take to end: the driver may keep it longer
+_TO_WRITE_S = 15.0
 
 
 class Child:
@@ -67,13 +68,14 @@ class Child:
     def __exit__(self, *error: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # engines end with it
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_KILLED_S)
 
 
 def run_part(part: str, plan: Plan, environment: dict[str, str], log: IO[bytes]) -> Findings:
-    """Yield the findings of a part, in as many processes as it takes."""
+    """Yield the findings of a part, in as many processes as it takes: each begins with the item after the one that failed."""
     items, at = [part], 0  # the item that is next, or was begun
-    for _ in range(_MAX_STARTS):
+    while True:
         with Child(part, at, plan, environment, log) as child:
             is_begun, is_told, is_end = False, False, False
             item_until = time.monotonic() + _ITEM_S[part]
@@ -85,6 +87,7 @@ def run_part(part: str, plan: Plan, environment: dict[str, str], log: IO[bytes])
                     if said.done is not None:
                         at = said.done + 1
                     if said.finding is not None:
+                        item_until = time.monotonic() + _ITEM_S[part]
                         is_told |= said.finding.outcome is Outcome.MISSED
                         yield said.finding
                 cause = f"its process ended with {child.process.wait()}, see card.log"
@@ -100,7 +103,6 @@ def run_part(part: str, plan: Plan, environment: dict[str, str], log: IO[bytes])
         at += 1
         if not is_begun or at >= len(items):
             return
-    yield from _left_out(items[at:], f"{_MAX_STARTS} checks before it ended their processes")
 
 
 def _left_out(items: list[str], cause: str) -> Iterator[Finding]:
@@ -108,7 +110,7 @@ def _left_out(items: list[str], cause: str) -> Iterator[Finding]:
 
 
 class Evidence:
-    """Findings by part, written to `directory` after each of them."""
+    """Findings by part, written to `directory` after each finding."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -120,21 +122,28 @@ class Evidence:
         return [finding for found in self.findings.values() for finding in found]
 
     def write(self) -> None:
+        """Replace both files; whoever kills this process finds whole ones."""
         seconds = round(time.monotonic() - self._begun, 1)
         document: dict[str, Any] = {"when": self._when, "seconds": seconds, "parts": self.findings}
-        (self.directory / "card.json").write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+        self._replace("card.json", msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
         lines, _ = summary(self.all)
         text = [f"{self._when}, {seconds:.0f} s: {lines[0]}", "", "| part | check | outcome | result |", "|---|---|---|---|"]
         for part, found in self.findings.items():
             for each in found:
                 cells = part, each.what, each.outcome.value, each.text
                 text.append(f"| {' | '.join(cell.replace('|', '/').replace(chr(10), ' ') for cell in cells)} |")
-        (self.directory / "card.md").write_text("\n".join(text) + "\n")
+        self._replace("card.md", "\n".join(text))
+
+    def _replace(self, name: str, text: str) -> None:
+        partial = self.directory / f"{name}.part"
+        partial.write_text(f"{text}\n")
+        partial.replace(self.directory / name)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Return the exit code: 1 if a check missed or nothing was run."""
     options = _options(arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # kills the part's processes on the way
     environment = dict(os.environ)
     if options.small:  # engines find the stand-in for the driver by its name
         environment["LD_LIBRARY_PATH"] = str(Path(options.driver).parent)
@@ -144,14 +153,14 @@ def main(arguments: Sequence[str]) -> int:
     with (options.out / "card.log").open("wb") as log:
         for part in PARTS:
             found = evidence.findings.setdefault(part, [])
-            plan = Plan(options.driver, options.small, begun + whole_s * _ENDS[part], str(options.kernels))
+            plan = Plan(os.getpid(), options.driver, options.small, begun + whole_s * _ENDS[part], str(options.kernels))
             findings = run_part(part, plan, environment, log)
             if part not in options.only:
                 findings = iter([Finding(part, Outcome.NOT_RUN, "it was not asked for (--only)")])
             for finding in findings:
-                print(finding.line, flush=True)
                 found.append(finding)
-            evidence.write()
+                evidence.write()
+                print(finding.line, flush=True)
     lines, code = summary(evidence.all)
     print("\n" + "\n".join(lines))
     return code
@@ -163,7 +172,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         "--only", type=lambda given: given.split(","), default=list(PARTS), metavar="NAMES", help=", ".join(PARTS)
     )
     parser.add_argument("--minutes", type=float, default=9.0, metavar="N", help="when it ends (default: %(default)g)")
-    parser.add_argument("--driver", default=CUDA_DRIVER, help="library of the driver (default: %(default)s)")
+    parser.add_argument("--driver", help=f"library of the driver (default: {CUDA_DRIVER}, with --small an emulated one)")
     parser.add_argument("--small", action="store_true", help="few numbers and small models, on the emulated card")
     parser.add_argument("--kernels", type=Path, default=REPOSITORY / "kernels", help="compiled kernels (default: %(default)s)")
     out = Path(os.environ.get("OUT") or os.environ.get("PWD") or ".")
@@ -171,6 +180,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     if unknown := sorted({*given.only} - {*PARTS}):
         parser.error(f"--only {','.join(unknown)}: there are {', '.join(PARTS)}")
+    given.driver = given.driver or (emulated_driver() if given.small else CUDA_DRIVER)
     return given
 
 

@@ -13,10 +13,12 @@ from tools.device import row_counts, vendor
 from tools.device.card import Card
 from tools.device.case import Case
 from tools.device.cases import cases
-from tools.device.findings import Finding, Findings, Outcome
+from tools.device.findings import Finding, Findings, Outcome, least
 from tools.device.part import Item, Plan
 from tools.device.rows import RUNS, Roofline, check, directory, emulation, roofline_of, time
 from workers.devices.card_kernels import card_library
+
+_LINEAR_BAR = 0.8  # of cuBLAS's speed, in bfloat16
 
 
 class Setting:
@@ -91,6 +93,8 @@ def _time(setting: Setting, case: Case) -> Findings:
     if beside.seconds:
         values["torch_us"] = beside.seconds * 1e6
         text += f"; {beside.text} takes {beside.seconds * 1e6:.1f} us, {beside.seconds / timed.seconds:.2f} of our time"
+        if case.row == "Linear" and case.dtype == "bfloat16":
+            yield least(f"{what}, beside cuBLAS", beside.seconds / timed.seconds, _LINEAR_BAR)
     elif case.row in vendor.ROWS:
         text += f"; not beside PyTorch: {beside.text}"
     is_held = not case.bandwidth_bar or setting.plan.is_small or timed.bandwidth_share >= case.bandwidth_bar

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine.process.main import die_with_parent
 from tools.device.findings import Finding, Findings, Outcome
 
 PARTS = ("machine", "operators", "graphs", "served", "speed")  # modules with `items`
@@ -24,6 +25,7 @@ EXIT_FAILED = 3
 class Plan(msgspec.Struct, frozen=True):
     """Orders for a part."""
 
+    parent: int  # process that this part ends with
     driver: str
     is_small: bool
     until: float  # time.monotonic() at which the part ends
@@ -44,6 +46,7 @@ class Said(msgspec.Struct, omit_defaults=True):
 
 
 def main(part: str, first: int, plan: Plan) -> int:
+    die_with_parent(plan.parent)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what others print is no finding
 

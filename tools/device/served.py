@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,8 @@ import httpx
 from shm.cuda_driver import DriverLibrary
 from tests.devices.engines import BODIES, CAPTURED, CUT, DRAFTS, OPTIONS, Expected, beside_a_kill, order, said
 from tests.e2e.engine_process import EngineProcess
-from tests.e2e.workload import answers, answers_together
+from tests.e2e.test_golden import TOLERANCE
+from tests.e2e.workload import answers, answers_together, mixed_bodies
 from tests.paths import TEXT_MODELS
 from tests.waiting import WATCHDOG_S
 from tools.device import engines
@@ -25,7 +27,9 @@ from tools.device.findings import Finding, Findings, Outcome
 from tools.device.part import Item, Plan
 
 _KILLS, _KILLS_S = 20, 70.0  # of each actor, and the time that they may take together
-_BFLOAT16_TOLERANCE = 0.4  # of log-probabilities; on the emulated card 0.21, where a router chose another expert
+# Types, and the tolerance of log-probabilities; bfloat16 has 0.21 on the emulated card, where a router chose another expert.
+_DTYPES = {"float32": TOLERANCE, "bfloat16": 0.4}
+_MANY, _ENGINES_AT_ONCE = 32, 4
 _CHOICES = 3
 _SMALL_CAPTURED = ("--plan", "captured", "--cudagraph-capture-sizes", "3")
 
@@ -40,13 +44,32 @@ def items(plan: Plan) -> list[Item]:
     if plan.is_small:
         return [disturbed]  # `tests/tools/test_device_whole.py` has the others
     ways = list(engines.WAYS.values())
-    found = [Item("the same bytes", partial(engines.same_bytes, target, "cuda", ways)), disturbed]
-    found += [Item(f"golden {model}", partial(engines.golden, target, "cuda", [model])) for model in TEXT_MODELS]
-    return found + [Item(f"golden {model} in bfloat16", partial(_in_bfloat16, target, model)) for model in TEXT_MODELS]
+    found = [Item(f"the same bytes in {dtype}", partial(engines.same_bytes, target, "cuda", ways, dtype)) for dtype in _DTYPES]
+    found += [disturbed, Item(f"{_MANY} requests together", lambda: _many(target))]
+    return found + [Item(f"golden models in {dtype}", partial(_golden, target, dtype)) for dtype in _DTYPES]
 
 
-def _in_bfloat16(target: Target, model: str) -> Findings:
-    return engines.golden(target, "cuda", [model], "bfloat16", _BFLOAT16_TOLERANCE)
+def _golden(target: Target, dtype: str) -> Findings:
+    """Some models at once: most of the time their engines start."""
+
+    def of_model(model: str) -> list[Finding]:
+        try:
+            return list(engines.golden(target, "cuda", [model], dtype, _DTYPES[dtype]))
+        except Exception as error:  # the other models are to run whatever it is
+            return [Finding.of(f"golden {model} in {dtype}", False, f"it ended with {type(error).__name__}: {error}")]
+
+    with ThreadPoolExecutor(_ENGINES_AT_ONCE) as pool:
+        for done in as_completed([pool.submit(of_model, model) for model in TEXT_MODELS]):
+            yield from done.result()
+
+
+def _many(target: Target) -> Findings:
+    """As many requests as fit into a step, alone and together."""
+    bodies = mixed_bodies(_MANY, seed=7, max_tokens=16)
+    sizes = ("--max-num-seqs", str(_MANY), "--plan", "captured", "--max-cudagraph-capture-size", str(_MANY))
+    with target.engine(MODEL, "cuda", *OPTIONS, *sizes, "--num-kv-blocks", "800") as engine:
+        expected = said(answers(engine, bodies, concurrency=1))
+        yield compared(f"the same bytes of {_MANY} requests together", expected, said(answers_together(engine, bodies)))
 
 
 def _disturbed(target: Target, plan: Plan) -> Findings:

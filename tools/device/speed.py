@@ -81,8 +81,11 @@ def items(plan: Plan) -> list[Item]:
     if plan.is_small:
         config = json.loads((GOLDEN / "qwen3" / "config.json").read_text())
         return [Item("small", partial(_served, setting, "small", config, _SMALL_SIZES))]
+    (first, config), *_ = _SHAPES.items()
+    eager = _SIZES._replace(concurrencies=(1,), prefills=(), options=(*_SIZES.options, "--plan", "eager"))
     found = [Item(name, partial(_served, setting, name, config, _SIZES)) for name, config in _SHAPES.items()]
-    return [*found, Item("transformers, Qwen3-0.6B", lambda: _transformers(dense_shape.CONFIG))]
+    found.append(Item(f"transformers, {first}", lambda: _transformers(first, config, _SIZES)))
+    return [*found, Item(f"{first}, op by op", partial(_served, setting, f"{first}, op by op", config, eager))]
 
 
 def _served(setting: Setting, name: str, config: dict[str, Any], sizes: Sizes) -> Findings:
@@ -159,11 +162,17 @@ def _host_times(engine: EngineProcess, name: str) -> Findings:
     yield Finding.of(f"{name}: mean times of a step", True, text, **values)
 
 
-def _transformers(config: dict[str, Any]) -> Findings:
-    what = "transformers, Qwen3-0.6B: decode, 1 stream"
-    found = vendor.decode_rate(config, 64)
-    if not found.seconds:
-        yield Finding(what, Outcome.NOT_RUN, found.text)
-    else:
-        rate = 1 / found.seconds
-        yield Finding.of(what, True, f"{rate:.1f} tokens per second: {found.text}", tokens_per_s=rate)
+def _transformers(name: str, config: dict[str, Any], sizes: Sizes) -> Findings:
+    try:
+        model = vendor.Transformers(config)
+    except ImportError as error:
+        yield Finding(f"transformers, {name}", Outcome.NOT_RUN, str(error))
+        return
+    for count in sizes.concurrencies:
+        rate = count / model.step_s(count, sizes.input_len, sizes.output_len)
+        text = f"{rate:.1f} tokens per second: {model.text}"
+        yield Finding.of(f"transformers, {name}: decode, {count} streams", True, text, tokens_per_s=rate)
+    for length in sizes.prefills:
+        rate = length / model.prefill_s(length)
+        text = f"{rate:.0f} tokens per second: {model.text}"
+        yield Finding.of(f"transformers, {name}: prefill of {length}", True, text, tokens_per_s=rate)

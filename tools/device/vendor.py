@@ -1,5 +1,5 @@
 """Times of PyTorch for the work of a case, on the same card: `torch.matmul` (cuBLAS) and scaled dot product attention; and
-of decoding with transformers. Either may be missing: then the cause is told.
+of models of transformers. Either may be missing: then the cause is told.
 """
 
 from __future__ import annotations
@@ -92,25 +92,38 @@ def _seconds(run: Callable[[], object]) -> float:
     return median(found)
 
 
-def decode_rate(config: dict[str, Any], num_tokens: int, device: str = "cuda") -> Beside:
-    """Return seconds per token of one stream of transformers, with random weights, SDPA and a static cache."""
-    try:
+class Transformers:
+    """A model of transformers with random weights in bfloat16, SDPA and a static cache. ImportError if something is missing."""
+
+    text = "transformers, bfloat16, SDPA, static cache"
+
+    def __init__(self, config: dict[str, Any], device: str = "cuda") -> None:
         import torch
         import transformers
-    except ImportError as error:
-        return Beside(0.0, f"{error.name} is not installed")
-    if device == "cuda" and (cause := missing()):
-        return Beside(0.0, cause)
-    settings = transformers.AutoConfig.for_model(**config)
-    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.bfloat16, attn_implementation="sdpa")
-    model = model.to(device).eval()
-    prompt = torch.full((1, 128), 5, device=device)
-    given = {"do_sample": False, "cache_implementation": "static", "eos_token_id": None, "pad_token_id": 0}
 
-    def seconds(count: int) -> float:
+        if device == "cuda" and (cause := missing()):
+            raise ImportError(cause)
+        settings = transformers.AutoConfig.for_model(**config)
+        model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.bfloat16, attn_implementation="sdpa")
+        self._model, self._device = model.to(device).eval(), device
+
+    def step_s(self, num_streams: int, input_len: int, output_len: int) -> float:
+        """Return the seconds of a decode step."""
+        self._generate(num_streams, input_len, output_len)  # compiles what it compiles
+        seconds = self._generate(num_streams, input_len, output_len) - self._generate(num_streams, input_len, 1)
+        return seconds / (output_len - 1)
+
+    def prefill_s(self, input_len: int) -> float:
+        self._generate(1, input_len, 1)
+        return self._generate(1, input_len, 1)
+
+    def _generate(self, num_streams: int, input_len: int, output_len: int) -> float:
+        """Return its seconds."""
+        import torch
+
+        prompts = torch.full((num_streams, input_len), 5, device=self._device)
+        given = {"do_sample": False, "cache_implementation": "static", "eos_token_id": None, "pad_token_id": 0}
         begin = time.perf_counter()
-        model.generate(prompt, max_new_tokens=count, min_new_tokens=count, **given)
+        found = self._model.generate(prompts, max_new_tokens=output_len, min_new_tokens=output_len, **given)
+        assert found.cpu().shape == (num_streams, input_len + output_len)  # waits for the card
         return time.perf_counter() - begin
-
-    seconds(num_tokens)  # compiles what it compiles
-    return Beside((seconds(num_tokens) - seconds(1)) / (num_tokens - 1), "transformers, bfloat16, SDPA, static cache")

@@ -5,6 +5,7 @@ Used by the device (`cuda/device.py`) and by `tools/device`.
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -42,8 +43,16 @@ class CardKernels:
         if name not in self._functions:
             self._functions[name] = self._driver.function(*self._compiler.image(name))
         if num_shared_bytes > _ALWAYS_ALLOWED:
-            self._driver.call("cuFuncSetAttribute", self._functions[name], MAX_DYNAMIC_SHARED_BYTES, num_shared_bytes)
+            self._allow(name, num_shared_bytes)
         return self._functions[name]
+
+    def _allow(self, name: str, num_shared_bytes: int) -> None:
+        function = ctypes.c_void_p(self._functions[name])
+        if status := self._driver.library.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_BYTES, num_shared_bytes):
+            raise BuildError(
+                f"{name} needs {num_shared_bytes} bytes of shared memory per block, which {self._driver.info().name} does not "
+                f"have ({self.error_name(status)}); use --dtype bfloat16, which needs half of float32's, or another GPU"
+            )
 
     def error_name(self, status: int) -> str:
         return self._driver.error_name(status)
