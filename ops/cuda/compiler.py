@@ -26,7 +26,10 @@ from ops.cuda.library import SOURCES, BuildError
 
 _LOG = logging.getLogger(__name__)
 _PLACES = (  # of packages (PyTorch brings one), of toolkits and of distributions
-    *(f"{directory}/nvidia/*/lib/libnvrtc.so.[0-9]*" for directory in dict.fromkeys((sysconfig.get_path("purelib"), *sys.path))),
+    *(
+        f"{directory}/nvidia/*/lib/libnvrtc.so.[0-9]*"
+        for directory in dict.fromkeys((sysconfig.get_path("purelib"), *sys.path))
+    ),
     "/usr/local/cuda/lib64/libnvrtc.so.[0-9]*",
     "/usr/local/cuda-*/lib64/libnvrtc.so.[0-9]*",
     "/usr/lib/*-linux-gnu/libnvrtc.so.[0-9]*",

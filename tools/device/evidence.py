@@ -33,8 +33,8 @@ from tools.device.findings import Finding, Findings, Outcome, summary
 from tools.device.part import PARTS, Plan, Said
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-_ENDS = {"machine": 0.11, "operators": 0.31, "graphs": 0.38, "served": 0.74, "speed": 1.0}  # shares of the time
-_ITEM_S = {"machine": 60, "operators": 40, "graphs": 90, "served": 90, "speed": 90}  # without a finding: an item hangs
+_ENDS = {"machine": 0.2, "operators": 0.31, "graphs": 0.38, "served": 0.74, "speed": 1.0}  # shares of the time
+_ITEM_S = {"machine": 100, "operators": 40, "graphs": 90, "served": 90, "speed": 90}  # without a finding: an item hangs
 _KILLED_S = 10.0  # that a killed process may take to end: the driver may keep it longer
 _TO_WRITE_S = 15.0
 
