@@ -50,7 +50,7 @@ def items(plan: Plan) -> list[Item]:
 
 
 def _golden(target: Target, dtype: str) -> Findings:
-    """Some models at once: most of the time their engines start."""
+    """Check some models at once, because most of the time their engines start."""
 
     def of_model(model: str) -> list[Finding]:
         try:
@@ -64,7 +64,7 @@ def _golden(target: Target, dtype: str) -> Findings:
 
 
 def _many(target: Target) -> Findings:
-    """As many requests as fit into a step, alone and together."""
+    """Compare the answers to as many requests as fit into a step, alone and together."""
     bodies = mixed_bodies(_MANY, seed=7, max_tokens=16)
     sizes = ("--max-num-seqs", str(_MANY), "--plan", "captured", "--max-cudagraph-capture-size", str(_MANY))
     with target.engine(MODEL, "cuda", *OPTIONS, *sizes, "--num-kv-blocks", "800") as engine:
