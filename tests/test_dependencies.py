@@ -30,7 +30,7 @@ BY_HAND = {  # run by hand; their docstrings name what to install
     **{
         f"tools/device/{name}.py": {"tests", "httpx"} for name in ("engines", "whole", "served")
     },  # likewise; tools/test runs them
-    **{f"tools/device/{name}.py": {"tests"} for name in ("folder", "speed")},
+    **{f"tools/device/{name}.py": {"tests"} for name in ("evidence", "folder", "speed")},
     "tools/device/vendor.py": {"torch", "transformers"},
     "tools/demo/evaluate.py": {"httpx"},
     "tools/demo/vision/agreement.py": {"httpx", "torch", "transformers"},
