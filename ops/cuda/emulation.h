@@ -38,6 +38,10 @@ struct alignas(8) uint2 {
     uint32_t x, y;
 };
 
+struct alignas(8) float2 {
+    float x, y;
+};
+
 #define __global__ static
 #define __launch_bounds__(...)
 #define __restrict__
@@ -314,6 +318,8 @@ T __shfl_xor_sync(unsigned, T value, int mask) {
     __syncwarp();
     return value;
 }
+
+inline void __threadfence() {}
 
 inline int atomicAdd(int *place, int value) {
     int before = *place;

@@ -128,18 +128,19 @@ __global__ void __launch_bounds__(DISPATCH_THREADS) dispatch(Dispatch o) {
 }
 
 template <typename T, typename W>
-__global__ void __launch_bounds__(TILE_THREADS, 1) expert_linear(ExpertLinear o) {
+__global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS<T>) expert_linear(ExpertLinear o) {
     int tile = blockIdx.y, expert = o.tile_experts[tile];
     if (expert < 0) return;
     Buffer<T> x = o.x.as<T>(), y = o.y.as<T>();
     int first = o.tile_firsts[tile], end = o.offsets[expert + 1];
     auto choice_of = [&](int row) { return first + row < end ? static_cast<long long>(o.choices[first + row]) : -1; };
-    multiply_tile<T, W>(
-        x, o.weights, static_cast<long long>(expert) * o.weights.num_outputs, blockIdx.x * TILE_OUTPUTS,
+    multiply_tile<T, W, TILE_ROWS>(
+        x, o.weights, static_cast<long long>(expert) * padded_outputs<W>(o.weights), blockIdx.x * TILE_OUTPUTS,
         [&](int row) {
             long long choice = choice_of(row);
             return choice < 0 ? choice : choice / o.x_divisor * o.weights.num_inputs;
         },
+        {}, {},
         [&](int row, int output, float sum) {
             if (!o.bias.is_empty()) sum += o.bias[static_cast<long long>(expert) * o.weights.num_outputs + output];
             y[choice_of(row) * o.weights.num_outputs + output] = from_float<T>(sum);
@@ -179,7 +180,7 @@ namespace {
 template <typename T, typename W>
 int run_linear(const ExpertLinear &o, void *stream) {
     dim3 grid((o.weights.num_outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS, o.max_tiles);
-    return launch<expert_linear<T, W>>(o, grid, TILE_THREADS, 0, stream);
+    return launch<expert_linear<T, W>>(o, grid, TILE_THREADS, TileMemory<T, W, TILE_ROWS>::BYTES, stream);
 }
 
 template <typename T>

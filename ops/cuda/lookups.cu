@@ -1,5 +1,5 @@
 // Rows that are looked up or replaced: embeddings, rows of a batch, features of media, and values of the slots' memory.
-#include "linear.h"
+#include "weights.h"
 
 namespace {
 
@@ -11,13 +11,6 @@ __global__ void __launch_bounds__(THREADS) take_rows(TakeRows o) {
     Buffer<T> x = o.x.as<T>(), y = o.y.as<T>();
     long long to = static_cast<long long>(blockIdx.x) * o.width, from = static_cast<long long>(o.ids[blockIdx.x]) * o.width;
     for (int i = threadIdx.x; i < o.width; i += THREADS) y[to + i] = x[from + i];
-}
-
-DEVICE float number(const Eight<float> &eight, int i) { return eight.values[i]; }
-
-template <typename T>
-DEVICE float number(const Eight<T> &eight, int i) {
-    return to_float(T{static_cast<uint16_t>(eight.words[i / 2] >> (16 * (i % 2)))});
 }
 
 // One block per row; each thread takes eight numbers at a time. With scales of the segments of a linear, integers are
@@ -36,8 +29,7 @@ __global__ void __launch_bounds__(THREADS) embed(Embed o) {
             for (int i = 0; i < 8; ++i) values.values[i] = number(found, i);
         } else {
             values = load_weights<float, W>(w, id, first);
-            float scale =
-                has_scaled_segments<W>(w) ? w.scales[id * (w.padded_inputs / w.group_size) + first / w.group_size] : 1.0f;
+            float scale = has_scaled_segments<W>(w) ? w.scales[scale_place<W>(w, id, first)] : 1.0f;
             for (float &value : values.values) value *= scale;
         }
         for (int i = 0; i < 8 && first + i < w.num_inputs; ++i)

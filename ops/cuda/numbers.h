@@ -20,6 +20,11 @@ struct Float8 {  // e4m3: no infinities, the largest is 448
     uint8_t bits;
 };
 
+template <typename A, typename B>
+constexpr bool IS_SAME = false;
+template <typename A>
+constexpr bool IS_SAME<A, A> = true;
+
 #ifndef __CUDACC__
 // Calls run(x) with an x of the type of a row's activations.
 template <typename Run>
@@ -103,9 +108,15 @@ DEVICE float from_float<float>(float x) {
 
 template <>
 DEVICE Bfloat16 from_float<Bfloat16>(float x) {
+#ifdef __CUDACC__
+    uint16_t bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return {bits};
+#else
     uint32_t bits = bits_of(x);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fff};  // as on a card
     return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+#endif
 }
 
 template <>
@@ -158,15 +169,15 @@ DEVICE void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[
 #ifdef __CUDACC__
 template <>
 DEVICE void multiply<Bfloat16>(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 template <>
 DEVICE void multiply<Float16>(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 #else
 template <typename T>
@@ -194,3 +205,18 @@ void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 
 DEVICE uint32_t pair(Bfloat16 low, Bfloat16 high) { return low.bits | uint32_t{high.bits} << 16; }
 DEVICE uint32_t pair(Float16 low, Float16 high) { return low.bits | uint32_t{high.bits} << 16; }
+
+// a b + c of both numbers of a pair, rounded once.
+template <typename T>
+DEVICE uint32_t multiply_add_pairs(uint32_t a, uint32_t b, uint32_t c) {
+#ifdef __CUDACC__
+    uint32_t result;
+    if constexpr (IS_SAME<T, Bfloat16>) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+    else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+    return result;
+#else
+    auto part = [](uint32_t pair, int half) { return to_float(T{static_cast<uint16_t>(pair >> (16 * half))}); };
+    auto of = [&](int half) { return from_float<T>(std::fma(part(a, half), part(b, half), part(c, half))); };
+    return pair(of(0), of(1));
+#endif
+}

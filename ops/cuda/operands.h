@@ -134,8 +134,9 @@ struct Attention {
 
 // Weights of a linear. Integers represent scale * (q - zero) or, with offsets, scale * q - offset; codes of float4 (E2M1)
 // represent scale * twice their value.
+// `weights.h` says how they lie in memory; a unit's outputs are side by side in scales and offsets.
 struct Weights {
-    Buffer<unsigned char> values;  // num_outputs of padded_inputs each, of `type`; of 4 bits two a byte, low bits first
+    Buffer<unsigned char> values;  // units: num_outputs (and more, for whole units) of padded_inputs each, of `type`
     Buffer<float> scales;          // [num_outputs, padded_inputs // group_size]; empty: numbers of the row's type
     Buffer<float> offsets;         // [num_outputs, padded_inputs // group_size]; empty: none
     int type;                      // that of the row, int8, int4 or float4
@@ -143,6 +144,7 @@ struct Weights {
     int padded_inputs;  // a multiple of 32; zeros after num_inputs
     int num_outputs;
     int group_size;  // inputs of a scale: a multiple of 8, of which padded_inputs is one
+    int num_parts;   // of the inputs, summed by themselves: a multiple of 8
 };
 
 // y = x W + b.
@@ -152,7 +154,9 @@ struct Linear {
     Untyped y;             // out [num_rows, weights.num_outputs]; empty: the results are `floats`
     Buffer<float> floats;  // [num_rows, weights.num_outputs]; empty: the results are `y`
     Weights weights;
-    Buffer<float> bias;  // [weights.num_outputs]; empty: none
+    Buffer<float> bias;    // [weights.num_outputs]; empty: none
+    Buffer<float> parts;   // [weights.num_parts * 16, weights.num_outputs] for at most 16 rows; empty: a block sums all parts
+    Buffer<int> arrivals;  // [weights.num_outputs // 32 + 1], zeros, and zeros again afterwards; empty: as parts
     int num_rows;
 };
 

@@ -31,7 +31,11 @@ from ops.modules import (
 from ops.weight_format import QuantizedWeight, Source, Store, Values, WeightFormat, bfloat16_bits, float32
 
 INTEGERS = ("int8", "int4", "float4")  # kinds of weights
+TILE_OUTPUTS = 32  # as in linear.h
 _STEP = 32  # inputs of a linear come in multiples of it
+_UNIT_OUTPUTS = {"int8": 16, "int4": 32, "float4": 32}  # as in weights.h; of floats 8
+_FEWEST_BLOCKS = 128  # that a linear should have for a card of some hundred multiprocessors
+_PARTS_OF_BLOCK, _MAX_PARTS, _FEWEST_STEPS = 8, 32, 4  # of a part
 
 
 class PackedLinear(NamedTuple):
@@ -45,10 +49,14 @@ class PackedLinear(NamedTuple):
     padded_inputs: int
     num_outputs: int
     group_size: int
+    num_parts: int
+    arrivals: CudaArray | None = None  # int32, zeros, of blocks that share a tile of outputs; None: they share none
 
     def operands(self) -> dict[str, Any]:
         """Return `Weights` of operands.h."""
-        return {**self._asdict(), "type": TYPES[self.type]}
+        values = {**self._asdict(), "type": TYPES[self.type]}
+        del values["arrivals"]
+        return values
 
 
 class PackedExperts(NamedTuple):
@@ -65,14 +73,47 @@ class PackedExperts(NamedTuple):
 
 
 class _OnHost(NamedTuple):
-    """A PackedLinear before it is copied to the card."""
+    """Weights before they are packed."""
 
-    values: np.ndarray
-    scales: np.ndarray | None
+    values: np.ndarray  # [outputs, padded inputs]: numbers, or codes of integers
+    scales: np.ndarray | None  # [outputs, groups]
     offsets: np.ndarray | None
     type: str
     num_inputs: int
     group_size: int
+
+
+def num_parts(padded_inputs: int, num_outputs: int) -> int:
+    """Return how many parts of the inputs a linear sums by themselves: enough that a small matrix has work for the whole card.
+    It depends on the matrix alone, so a row has the same bits in any batch."""
+    parts, blocks = _PARTS_OF_BLOCK, -(-num_outputs // TILE_OUTPUTS)
+    while parts < _MAX_PARTS and blocks < _FEWEST_BLOCKS and padded_inputs // _STEP >= 2 * parts * _FEWEST_STEPS:
+        parts, blocks = 2 * parts, 2 * blocks
+    return parts
+
+
+def in_units(values: np.ndarray, kind: str) -> np.ndarray:
+    """Return weights in the order of weights.h, as bytes [padded outputs, bytes of an output].
+
+    `values`: numbers or codes of 8 or 4 bits, [outputs, inputs]. Inputs are a multiple of 32; outputs are padded with zeros."""
+    unit = _UNIT_OUTPUTS.get(kind, 8)
+    padded = np.pad(values, ((0, -len(values) % unit), (0, 0)))
+    inputs = padded.shape[1]
+    blocks = padded.reshape(len(padded) // unit, unit // 8, 8, inputs // _STEP, 4, 8).transpose(0, 3, 2, 4, 1, 5)
+    if kind == "int8":  # of four, the even ones first
+        blocks = blocks.reshape(*blocks.shape[:-1], 2, 2, 2).swapaxes(-1, -2)
+    elif kind in INTEGERS:
+        codes = blocks.reshape(*blocks.shape[:-1], 4, 2).astype(np.uint8)  # number 2 i at place i, 2 i + 1 at place i + 4
+        blocks = np.stack([codes[..., 0:4:2, half] | codes[..., 1:4:2, half] << 4 for half in (0, 1)], axis=-2)
+    return np.ascontiguousarray(blocks).view(np.uint8).reshape(len(padded), -1)
+
+
+def scales_in_units(values: np.ndarray, kind: str) -> np.ndarray:
+    """Return scales or offsets [outputs, groups] as float32, those of a unit's outputs side by side, with padded outputs."""
+    unit = _UNIT_OUTPUTS[kind]
+    padded = np.pad(values.astype(np.float32), ((0, -len(values) % unit), (0, 0)))
+    blocks = padded.reshape(len(padded) // unit, unit, -1).swapaxes(1, 2)
+    return np.ascontiguousarray(blocks).reshape(padded.shape)
 
 
 class Packer:
@@ -162,18 +203,25 @@ class Packer:
         def joined(arrays: list[Any]) -> CudaArray | None:
             return None if arrays[0] is None else array_on(self._memory, np.concatenate(arrays))
 
-        bytes_ = np.concatenate([each.values.view(np.uint8).reshape(len(each.values), -1) for each in matrices])
-        codes_in_byte = 2 if first.type in ("int4", "float4") else 1
-        padded_inputs = first.values.shape[1] * codes_in_byte
+        def scales(arrays: list[Any]) -> CudaArray | None:
+            return joined([None if array is None else scales_in_units(array, first.type) for array in arrays])
+
+        num_outputs, padded_inputs = first.values.shape
+        values = joined([in_units(each.values, first.type) for each in matrices])
+        assert values is not None
+        parts = num_parts(padded_inputs, num_outputs) if len(matrices) == 1 else _PARTS_OF_BLOCK
+        arrivals = np.zeros(num_outputs // TILE_OUTPUTS + 1, np.int32)
         return PackedLinear(
-            array_on(self._memory, bytes_),
-            joined([each.scales for each in matrices]),
-            joined([each.offsets for each in matrices]),
+            values,
+            scales([each.scales for each in matrices]),
+            scales([each.offsets for each in matrices]),
             first.type,
             first.num_inputs,
             padded_inputs,
-            len(first.values),
+            num_outputs,
             first.group_size,
+            parts,
+            array_on(self._memory, arrivals) if parts > _PARTS_OF_BLOCK else None,
         )
 
 
@@ -206,8 +254,7 @@ def _laid_out(values: Values, columns: Columns, dtype: str) -> _OnHost:
     offsets = None if values.offsets is None else np.pad(_own(values.offsets, columns), missing).astype(np.float32)
     zero = 8 if kind == "int4" and offsets is None else 0
     padded = np.pad(integers, ((0, 0), (0, padded_inputs - num_inputs)), constant_values=zero)
-    codes = (padded[:, ::2] | padded[:, 1::2] << 4).astype(np.uint8) if kind != "int8" else padded.astype(np.int8)
-    return _OnHost(codes, scales, offsets, kind, num_inputs, group)
+    return _OnHost(padded.astype(np.int8 if kind == "int8" else np.uint8), scales, offsets, kind, num_inputs, group)
 
 
 def _floats(values: Values, dtype: str) -> _OnHost:

@@ -75,18 +75,21 @@ DEVICE Buffer<T> dynamic_shared(int offset, int count) {
     return {reinterpret_cast<T *>(tokamak_shared + offset), count};
 }
 
-// Copies 16 bytes while the thread continues; they arrive at `wait_for_copies`, and are visible to other threads after a
-// barrier.
+// Copies 16 bytes while the thread continues; they arrive at `wait_for_copies`, for this thread, and are visible to others after
+// a barrier.
 DEVICE void copy_16_bytes(void *shared, const void *global, bool is_there) {
     unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     int num_bytes = is_there ? 16 : 0;  // the others are zeros
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(num_bytes));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(num_bytes) : "memory");
 }
-DEVICE void close_copies() { asm volatile("cp.async.commit_group;"); }
+DEVICE void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT>
 DEVICE void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT));
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
+
+// What another block wrote before a fence: not from this multiprocessor's own cache, which may have older lines.
+DEVICE float load_beyond_l1(const float *from) { return __ldcg(from); }
 #else
 template <typename T, int N>
 struct Shared {
@@ -110,6 +113,8 @@ inline void copy_16_bytes(void *shared, const void *global, bool is_there) {
     emulation::Fiber &own = *emulation::machine().running;
     own.copies.push_back({shared, is_there ? global : nullptr, own.num_groups});
 }
+inline float load_beyond_l1(const float *from) { return *from; }
+
 inline void close_copies() { ++emulation::machine().running->num_groups; }
 template <int LEFT>
 void wait_for_copies() {

@@ -20,7 +20,14 @@ struct Eight<float> {
     float values[8];
 };
 
-// c [16, 8] += a b of one step; `a(row, first)` and `b(column, first)` give Eight<T>, or zeros after the end.
+// c [16, 8] += a b of one step: of lane 4 g + t, inputs 8 t to 8 t + 7 of rows g (`low`) and g + 8 (`high`) and of column g.
+template <typename T>
+DEVICE void multiply_eights(float (&c)[4], const Eight<T> &low, const Eight<T> &high, const Eight<T> &column) {
+    multiply<T>(c, {low.words[0], high.words[0], low.words[1], high.words[1]}, {column.words[0], column.words[1]});
+    multiply<T>(c, {low.words[2], high.words[2], low.words[3], high.words[3]}, {column.words[2], column.words[3]});
+}
+
+// The same; `a(row, first)` and `b(column, first)` give Eight<T>, or zeros after the end.
 template <typename T, typename A, typename B>
 DEVICE void multiply_step(float (&c)[4], int lane, A a, B b) {
     int g = lane / 4, t = lane % 4;
@@ -37,9 +44,15 @@ DEVICE void multiply_step(float (&c)[4], int lane, A a, B b) {
         }
     } else {
         Eight<T> low = a(g, 8 * t), high = a(g + 8, 8 * t), column = b(g, 8 * t);
-        multiply<T>(c, {low.words[0], high.words[0], low.words[1], high.words[1]}, {column.words[0], column.words[1]});
-        multiply<T>(c, {low.words[2], high.words[2], low.words[3], high.words[3]}, {column.words[2], column.words[3]});
+        multiply_eights(c, low, high, column);
     }
+}
+
+DEVICE float number(const Eight<float> &eight, int i) { return eight.values[i]; }
+
+template <typename T>
+DEVICE float number(const Eight<T> &eight, int i) {
+    return to_float(T{static_cast<uint16_t>(eight.words[i / 2] >> (16 * (i % 2)))});
 }
 
 template <typename T>

@@ -331,6 +331,7 @@ class CudaOps:
         given: dict[str, Any] = {"floats": None}
         if has_floats:
             given = {"floats": self._make((num_rows, packed.num_outputs), "float32"), "y": None}
+        given |= self._shares(packed, num_rows)
         made = self._run("Linear", type=TYPES[dtype_of(x)], x=x, weights=weights, bias=module.bias, num_rows=num_rows, **given)
         y: CudaArray = given["floats"] if has_floats else made["y"]
         if not module.has_float_outputs:
@@ -338,6 +339,13 @@ class CudaOps:
         if module.columns:
             y.cut = module.columns[0][0], module.width
         return y
+
+    def _shares(self, packed: PackedLinear, num_rows: int) -> dict[str, Any]:
+        """Return the memory through which blocks share a small matrix for few rows."""
+        if packed.arrivals is None or num_rows > _TILE_ROWS:
+            return {"parts": None, "arrivals": None}
+        parts = self._make((packed.num_parts * _TILE_ROWS, packed.num_outputs), "float32")
+        return {"parts": parts, "arrivals": packed.arrivals}
 
     def _converted(self, x: Tensor, dtype: str) -> Tensor:
         """Return x in another type of floats."""

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from ops.cuda.operands import TYPE_BYTES, TYPES
+from ops.cuda.packing import in_units, scales_in_units
 
 Values = dict[str, Any]
 Outcome = Mapping[str, np.ndarray]
@@ -58,15 +59,19 @@ def size(*arrays: np.ndarray | None) -> int:
 
 
 def drawn_weights(outputs: int, inputs: int, kind: str) -> tuple[np.ndarray, np.ndarray | None, int]:
-    """Return the memory, the scales, and the number of inputs per scale."""
+    """Return the packed weights, their scales, and the number of inputs per scale."""
     if kind in TYPE_BYTES and kind != "int8":
-        return kept(random(outputs, inputs, seed=1) / 8, kind), None, 32
-    integers = np.resize(np.random.default_rng(1).integers(0, 256, 100_003, np.uint8), (outputs, inputs))
-    memory = integers if kind == "int8" else integers[:, ::2]
-    return np.ascontiguousarray(memory), np.abs(random(outputs, inputs // 64, seed=2)) / 500, 64
+        return in_units(kept(random(outputs, inputs, seed=1) / 8, kind), kind), None, 32
+    integers = np.resize(
+        np.random.default_rng(1).integers(0, 256 if kind == "int8" else 16, 100_003, np.uint8), (outputs, inputs)
+    )
+    scales = np.abs(random(outputs, inputs // 64, seed=2)) / 500
+    return in_units(integers, kind), scales_in_units(scales, kind), 64
 
 
-def weights_of(memory: np.ndarray, scales: np.ndarray | None, kind: str, inputs: int, outputs: int, group: int) -> Values:
+def weights_of(
+    memory: np.ndarray, scales: np.ndarray | None, kind: str, inputs: int, outputs: int, group: int, num_parts: int = 8
+) -> Values:
     return {
         "values": memory.view(np.uint8),
         "scales": scales,
@@ -76,4 +81,5 @@ def weights_of(memory: np.ndarray, scales: np.ndarray | None, kind: str, inputs:
         "padded_inputs": inputs,
         "num_outputs": outputs,
         "group_size": group,
+        "num_parts": num_parts,
     }

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ops.cuda.operands import TYPE_BYTES, TYPES
+from ops.cuda.packing import in_units, num_parts
 from tools.device.case import Case, Outcome, Values, drawn_weights, kept, named, random, size, weights_of
 from tools.device.element_cases import element_cases
 
@@ -51,22 +52,30 @@ def _linears(is_large: bool) -> list[Case]:
         ("bfloat16", "int8"),
         ("bfloat16", "int4"),
     ):
-        weights, scales, group = drawn_weights(outputs, inputs, kind)
-        for rows in (1, 16, many):
-            x, y = kept(random(rows, inputs), dtype), np.zeros((rows, outputs), kept(np.zeros(1, np.float32), dtype).dtype)
-            values = {
-                "type": TYPES[dtype],
-                "x": x,
-                "y": y,
-                "floats": None,
-                "weights": weights_of(weights, scales, kind, inputs, outputs, group),
-                "bias": None,
-                "num_rows": rows,
-            }
-            text = f"{rows} x {inputs} x {outputs} {dtype}, weights {kind}"
-            work = size(x, y, weights, scales), 2 * rows * inputs * outputs
-            found.append(Case("Linear", text, values, named(dtype, "y"), *work, dtype))
-    return found
+        found += [_linear(dtype, kind, rows, inputs, outputs) for rows in (1, 16, many)]
+    outputs = 1024 if is_large else 40  # so few that blocks share a tile
+    return [*found, *(_linear("bfloat16", kind, 16, 4096, outputs) for kind in ("bfloat16", "int4"))]
+
+
+def _linear(dtype: str, kind: str, rows: int, inputs: int, outputs: int) -> Case:
+    weights, scales, group = drawn_weights(outputs, inputs, kind)
+    x, y = kept(random(rows, inputs), dtype), np.zeros((rows, outputs), kept(np.zeros(1, np.float32), dtype).dtype)
+    parts = num_parts(inputs, outputs)
+    is_shared = parts > 8
+    values = {
+        "type": TYPES[dtype],
+        "x": x,
+        "y": y,
+        "floats": None,
+        "weights": weights_of(weights, scales, kind, inputs, outputs, group, parts),
+        "bias": None,
+        "parts": np.zeros((parts * 16, outputs), np.float32) if is_shared else None,
+        "arrivals": np.zeros(outputs // 32 + 1, np.int32) if is_shared else None,
+        "num_rows": rows,
+    }
+    text = f"{rows} x {inputs} x {outputs} {dtype}, weights {kind}"
+    work = size(x, y, weights, scales), 2 * rows * inputs * outputs
+    return Case("Linear", text, values, named(dtype, "y"), *work, dtype)
 
 
 # ----------------------------------------------------------------------------------------------------------- attention
@@ -185,7 +194,7 @@ def expert_cases(is_large: bool, rows: int = 0) -> list[Case]:
         "x": x,
         "y": y,
         **lists,
-        "weights": weights_of(matrices, None, "float32", hidden, inner, 32),
+        "weights": weights_of(in_units(matrices, "float32"), None, "float32", hidden, inner, 32),
         "bias": random(experts, inner, seed=9),
         "max_tiles": max_tiles,
         "x_divisor": chosen,

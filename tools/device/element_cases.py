@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ops.cuda.operands import TYPES
+from ops.cuda.packing import in_units
 from tools.device.case import Case, drawn_weights, kept, named, random, size, weights_of
 
 
@@ -33,10 +34,8 @@ def _lookups(is_large: bool) -> list[Case]:
     rows, width, vocab = (2048, 4096, 32000) if is_large else (5, 96, 40)
     found = []
     for dtype, kind in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "int8"), ("float32", "int4")):
-        weights, scales, group = drawn_weights(vocab, width, kind)
-        if not is_large and group > 32:
-            weights, scales, group = drawn_weights(vocab, 128, kind)
-        inputs = weights.shape[1] * (2 if kind == "int4" else 1)
+        inputs = 128 if kind in ("int8", "int4") and not is_large else width
+        weights, scales, group = drawn_weights(vocab, inputs, kind)
         table = weights_of(weights, scales, kind, inputs, vocab, group)
         values = {"ids": _ids(rows, vocab), "y": _zeros(dtype, rows, inputs), "weights": table, "num_rows": rows}
         values |= {"same": np.array([[1, 2], [5, 3]], np.int32), "num_same": 2}
@@ -98,7 +97,8 @@ def _of_columns(is_large: bool) -> list[Case]:
     columns = {**sizes, "first": 8, "count": width - 8, "first_of_y": width}
     rules = np.sort(random(4, 2 * width, seed=1), axis=0)
     per_head, results = random(rows, heads * (inputs + 8), seed=2), np.zeros((rows, heads * outputs), np.float32)
-    weights = weights_of(random(heads * outputs, inputs, seed=3), None, "float32", inputs, outputs, 32)
+    units = np.concatenate([in_units(random(outputs, inputs, seed=3 + head), "float32") for head in range(heads)])
+    weights = weights_of(units, None, "float32", inputs, outputs, 32)
     linear = {"x": per_head, "y": results, "weights": weights, "num_rows": rows, "heads": heads, "stride": inputs + 8}
     return [
         _case("CopyColumns", "float32", "y", (rows, width), x=x, y=y, **columns),

@@ -65,6 +65,6 @@ def card_library(driver: CudaDriver, directory: Path, dtype: str = "") -> Librar
     kernels = CardKernels(driver, host, directory)
     library = Library(host, kernels)
     if dtype:
-        wanted = re.compile(rf"^\w+(<{_TYPES[dtype]}(, ({_TYPES[dtype]}|\d+))?>)?$")
+        wanted = re.compile(rf"^\w+(<{_TYPES[dtype]}(, {_TYPES[dtype]})?(, \d+)?>)?$")
         kernels.prepare(name for name in library.kernel_names if wanted.match(name))
     return library

@@ -56,7 +56,7 @@ class LinearOnCard:
             driver.call("cuMemcpyHtoD_v2", address, host.ctypes.data, host.nbytes)
             self.addresses[name], given[name] = address, (address, host.nbytes)
         weights = {"values": "weight", "scales": None, "offsets": None, "type": 0, "num_inputs": 32, "padded_inputs": 32}
-        weights |= {"num_outputs": 8, "group_size": 32}
+        weights |= {"num_outputs": 8, "group_size": 32, "num_parts": 8}
         values = {
             "type": TYPES["float32"],
             "x": "x",
@@ -64,6 +64,8 @@ class LinearOnCard:
             "floats": None,
             "weights": weights,
             "bias": "bias",
+            "parts": None,
+            "arrivals": None,
             "num_rows": 3,
         }
         self.operands = operands("Linear", lambda name: given[name], **values)
@@ -125,7 +127,7 @@ def test_unknown_kernel_is_named(driver: CudaDriver) -> None:
         def error_name(self, status: int) -> str:
             return driver.error_name(status)
 
-    with pytest.raises(RowError, match="Linear: there is no linear_of_tiles<float, float>"):
+    with pytest.raises(RowError, match="Linear: there is no linear_of_tiles<float, float, 16>"):
         Library(emulated_library(), Without()).run("Linear", LinearOnCard(driver).operands)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from ops.cuda.library import RowError
 from ops.cuda.operands import MEMBERS, ROWS, STRUCTURES, TYPES, bound, operands, shape_of
+from ops.cuda.packing import in_units, num_parts, scales_in_units
 from ops.weight_format import DOUBLED_E2M1
 from tests.ops.cuda import pages
 from tests.ops.tables import emulated_card
@@ -46,7 +47,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 class LinearCase:
     """Rows of 70 inputs or more, by a matrix of random numbers or integers."""
 
-    def __init__(self, dtype: str, weight_type: str, num_inputs: int, num_outputs: int) -> None:
+    def __init__(self, dtype: str, weight_type: str, num_inputs: int, num_outputs: int, num_parts: int = 8) -> None:
         self.dtype, self.weight_type = dtype, weight_type
         self.group = 64 if weight_type in ("int8", "int4", "float4") else 32
         padded = -(-num_inputs // self.group) * self.group
@@ -55,20 +56,25 @@ class LinearCase:
             low, high = (-127, 128) if weight_type == "int8" else (0, 16)
             integers = np.random.default_rng(1).integers(low, high, (num_outputs, padded))
             integers[:, num_inputs:] = 8 if weight_type == "int4" else 0
-            self.scales = np.abs(random(num_outputs, padded // 64, seed=2)) / 50
+            scales = np.abs(random(num_outputs, padded // 64, seed=2)) / 50
+            self.scales = scales_in_units(scales, weight_type)
             zero = 8 if weight_type == "int4" else 0
             numbers = DOUBLED_E2M1[integers] if weight_type == "float4" else integers - zero
-            self.exact = (numbers * self.scales.repeat(64, axis=1).astype(np.float64))[:, :num_inputs]
-            codes = integers.astype(np.uint8)
-            self.weights = codes if weight_type == "int8" else codes[:, ::2] | codes[:, 1::2] << 4
+            self.exact = (numbers * scales.repeat(64, axis=1).astype(np.float64))[:, :num_inputs]
+            self.weights = in_units(integers.astype(np.uint8), weight_type)
         else:
             weights = np.pad(random(num_outputs, num_inputs, seed=1), ((0, 0), (0, padded - num_inputs)))
-            self.weights, exact = narrowed(weights, dtype)
+            numbers, exact = narrowed(weights, dtype)
+            self.weights = in_units(numbers, weight_type)
             self.exact = exact[:, :num_inputs].astype(np.float64)
-        self.sizes = {"num_inputs": num_inputs, "padded_inputs": padded, "num_outputs": num_outputs, "group_size": self.group}
+        self.sizes = {"num_inputs": num_inputs, "padded_inputs": padded, "num_outputs": num_outputs}
+        self.sizes |= {"group_size": self.group, "num_parts": num_parts}
         self.bias = random(num_outputs, seed=3)
 
-    def run(self, x: np.ndarray, seed: int = 0) -> np.ndarray:
+    def run(self, x: np.ndarray, seed: int = 0, is_shared: bool = False) -> np.ndarray:
+        """Return y. `is_shared`: several blocks have parts of a tile."""
+        arrivals = np.zeros(self.sizes["num_outputs"] // 32 + 1, np.int32) if is_shared else None
+        parts = random(self.sizes["num_parts"] * 16, self.sizes["num_outputs"]) if is_shared else None
         y = np.zeros((len(x), self.sizes["num_outputs"]), x.dtype)
         run(
             "Linear",
@@ -85,8 +91,11 @@ class LinearCase:
                 **self.sizes,
             },
             bias=self.bias,
+            parts=parts,
+            arrivals=arrivals,
             num_rows=len(x),
         )
+        assert arrivals is None or not arrivals.any()
         return y
 
 
@@ -99,15 +108,37 @@ class LinearCase:
     ],
 )
 def test_linear(dtype: str, weight_type: str, num_inputs: int) -> None:
-    """A row's bits are those of the row alone, in tiles of 16 rows and of 128."""
+    """A row's bits are those of the row alone, in tiles of 16 and of 64 rows."""
     case = LinearCase(dtype, weight_type, num_inputs, 40)
-    x, values = narrowed(random(131, num_inputs, seed=4), dtype)
+    x, values = narrowed(random(71, num_inputs, seed=4), dtype)
     whole = case.run(x)
     exact = values.astype(np.float64) @ case.exact.T + case.bias
     error = np.abs(pages.decode(whole, dtype).reshape(exact.shape) - exact).max() / np.abs(exact).max()
     assert error < EPSILONS[dtype]
-    for rows in (slice(0, 1), slice(60, 67), slice(120, 131)):
+    for rows in (slice(0, 1), slice(60, 67)):
         np.testing.assert_array_equal(case.run(x[rows], seed=5), whole[rows])
+
+
+@pytest.mark.parametrize("weight_type", ["bfloat16", "int8", "int4", "float4"])
+def test_linear_of_many_rows_and_outputs(weight_type: str) -> None:
+    """Tiles for many rows, which begin at 32 of them, give the bits of tiles for few, and of blocks that share the parts."""
+    rows, outputs = (130, 16 * 128) if weight_type == "bfloat16" else (66, 16 * 128)
+    case = LinearCase("bfloat16", weight_type, 328, outputs - 30, num_parts=16)
+    x, values = narrowed(random(rows, 328, seed=4), "bfloat16")
+    whole = case.run(x)
+    exact = values.astype(np.float64) @ case.exact.T + case.bias
+    assert (
+        np.abs(pages.decode(whole, "bfloat16").reshape(exact.shape) - exact).max() / np.abs(exact).max() < EPSILONS["bfloat16"]
+    )
+    for first, last in ((0, 1), (rows - 17, rows)):
+        np.testing.assert_array_equal(case.run(x[first:last], seed=5), whole[first:last])
+    for seed in (6, 7):
+        np.testing.assert_array_equal(case.run(x[50:58], seed, is_shared=True), whole[50:58])
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "expected"), [(4096, 4096, 8), (4096, 1024, 32), (3072, 1024, 16), (64, 64, 8)])
+def test_small_matrices_have_more_parts(inputs: int, outputs: int, expected: int) -> None:
+    assert num_parts(inputs, outputs) == expected
 
 
 def test_wrong_operand_size_is_an_error() -> None:
@@ -117,8 +148,8 @@ def test_wrong_operand_size_is_an_error() -> None:
     bias, case.bias = case.bias, case.bias[:-1]
     with pytest.raises(AssertionError, match=r"Linear: bias \[weights.num_outputs\] has 39 numbers, expected 40"):
         case.run(x)
-    case.bias, case.weights = bias, case.weights.reshape(-1)[:-8]
-    with pytest.raises(RowError, match=r"Linear: a vector at element 3832 of a buffer of 3832"):
+    case.bias, case.weights = bias, case.weights.reshape(-1)[:-16]
+    with pytest.raises(RowError, match=r"Linear: a vector at element 7664 of a buffer of 7664"):
         case.run(x)
 
 
