@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(THREADS) take_rows(TakeRows o) {
 // One block per row; each thread takes eight numbers at a time. With scales of the segments of a linear, integers are
 // multiplied here.
 template <typename T, typename W>
-__global__ void __launch_bounds__(THREADS) embed(Embed o) {
+__global__ void __launch_bounds__(THREADS, 8) embed(Embed o) {
     Buffer<T> y = o.y.as<T>();
     const Weights &w = o.weights;
     long long row = blockIdx.x, id = o.ids[row];
