@@ -27,6 +27,8 @@ ADMIN_KEY = "operator"
 OPERATOR = {"authorization": f"Bearer {ADMIN_KEY}"}
 READY = re.compile(r"ready (http://127\.0\.0\.1:(\d+))")
 
+START_LIMIT_S = 400.0  # an engine on the emulated card takes a minute alone, several beside other tests
+
 
 class EngineProcess:
     """Starts an engine in `__enter__` and stops it with SIGTERM in `__exit__`, where exit code 0 is checked; it ends with the
@@ -48,7 +50,7 @@ class EngineProcess:
     def start(self) -> EngineProcess:
         """Start and wait for the line `ready http://...`; AssertionError with the output if the engine ends before."""
         self.launch()
-        wait_until(lambda: self.is_ready or self.has_ended, what="engine ready")
+        wait_until(lambda: self.is_ready or self.has_ended, START_LIMIT_S, what="engine ready")
         assert self.is_ready, f"the engine ended with {self.process and self.process.returncode}:\n{self.text}"
         return self
 
