@@ -24,6 +24,7 @@ from engine.process.run_directory import runs_root
 from engine.supervisor.reaper import reap
 from shm.segment import DIRECTORY, NAMESPACE_VARIABLE
 from tests.complete_run import CompleteRun
+from tests.paths import REPOSITORY
 from tests.published_files import published_templates
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -135,8 +136,15 @@ def signals() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Engines keep what they make in a directory of this session, but share the emulated card's kernels, which take long to
+    compile."""
+    cache = tmp_path_factory.mktemp("user-cache")
+    compiled = REPOSITORY / "build" / "cuda"
+    compiled.mkdir(parents=True, exist_ok=True)
+    (cache / "tokamak").mkdir()
+    (cache / "tokamak" / "cuda").symlink_to(compiled)
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user-cache")))
+        environment.setenv("XDG_CACHE_HOME", str(cache))
         yield
 
 

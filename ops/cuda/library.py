@@ -14,6 +14,8 @@ import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_void_p
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,12 +70,20 @@ def build(command: list[str], directory: Path) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second process finds the library of the first
         if path.exists():
             return path
-        partial = path.with_suffix(f".{os.getpid()}")
-        made = subprocess.run([*command, "-o", str(partial), *map(str, sources)], capture_output=True, text=True, check=False)
-        if made.returncode != 0:
-            raise BuildError(f"{command[0]} failed with exit code {made.returncode}:\n{made.stderr[-2000:]}")
-        partial.rename(path)
+        with tempfile.TemporaryDirectory(dir=directory) as made, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            objects = [Path(made) / f"{source.name}.o" for source in sources]
+            for _ in pool.map(lambda pair: _run([*command, "-c", "-o", *map(str, pair)]), zip(objects, sources, strict=True)):
+                pass
+            linked = Path(made) / path.name
+            _run([command[0], "-shared", "-o", str(linked), *map(str, objects)])
+            linked.rename(path)
     return path
+
+
+def _run(command: list[str]) -> None:
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        raise BuildError(f"{command[0]} failed with exit code {made.returncode}:\n{made.stderr[-2000:]}")
 
 
 class Library:

@@ -27,7 +27,7 @@ ADMIN_KEY = "operator"
 OPERATOR = {"authorization": f"Bearer {ADMIN_KEY}"}
 READY = re.compile(r"ready (http://127\.0\.0\.1:(\d+))")
 
-START_LIMIT_S = 400.0  # an engine on the emulated card takes a minute alone, several beside other tests
+START_LIMIT_S = 120.0  # of an engine on a busy machine
 
 
 class EngineProcess:
