@@ -111,7 +111,8 @@ def parts_of(process: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if f'"parent":{process},' in path.read_text():
+            command = path.read_text()
+            if "tools.device.part" in command and f'"parent":{process},' in command:  # actors of engines have a parent, too
                 found.append(int(path.parent.name))
     return found
 
