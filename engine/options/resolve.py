@@ -137,11 +137,14 @@ def resolve(
     options: OptionValues,
     flags: frozenset[str] | None = None,
     choose_kernels: ChooseKernels = as_built,
-    ask_paddle: AskPaddle = installed_paddle,
+    ask_paddle: AskPaddle | None = None,
 ) -> tuple[EngineConfig, ModelRecord]:
     """Return the configuration for `options`, and the metadata read from the checkpoint. Raises OptionError if options
     contradict each other, the model or the machine; automatic choices that may surprise are added to `options.notes`. `flags`
-    are the processor's; None: this machine's."""
+    are the processor's; None: this machine's. `ask_paddle` returns the installed Paddle and GPUs; None: this machine's."""
+    if ask_paddle is None:
+        are_cuda = options.values["device"] in ("auto", "gpu") and options.values["ops"] in ("auto", "cuda")
+        ask_paddle = functools.partial(installed_paddle, serves_cuda=are_cuda)
     if not options.values["plugins"]:
         return _resolved(options, flags, choose_kernels, ask_paddle)
     from engine.plugins import load_plugins, naming_plugins

@@ -30,7 +30,7 @@ LEAST_CAPABILITY = (8, 0)  # of GPUs, for our kernels (`OLDEST` in `ops/cuda/com
 _EMULATED = (0, 0)  # compute capability of the tests' card
 _QUESTION = (
     f"""
-import json
+import json, sys
 from ops.cuda.compiler import EMULATED, find_nvrtc
 from ops.cuda.library import BuildError, host_command
 from shm.cuda_driver import DriverLibrary
@@ -47,6 +47,12 @@ except SharedMemoryError as error:
     asked["driver_error"] = str(error)
 except BuildError as error:
     asked["compiler_error"] = str(error)
+"""
+    + f"""
+is_served = all(tuple(each) == {_EMULATED} or tuple(each) >= {LEAST_CAPABILITY} for _, each in asked["gpus"])
+if "without paddle" in sys.argv and asked["gpus"] and is_served and not asked["compiler_error"]:
+    print(json.dumps({{"version": "", "cards": {{}}, "error": "it was not loaded", "memory": memory, **asked}}))
+    raise SystemExit
 """
     + """
 try:
@@ -89,9 +95,10 @@ class InstalledPaddle(msgspec.Struct, frozen=True):
 AskPaddle = Callable[[], InstalledPaddle]
 
 
-def installed_paddle() -> InstalledPaddle:
-    """Return the Paddle that a process finds when it imports it."""
-    command = [sys.executable, "-W", "ignore", "-c", _QUESTION]
+def installed_paddle(*, serves_cuda: bool = False) -> InstalledPaddle:
+    """Return the Paddle that a process finds when it imports it, which takes seconds. `serves_cuda`: the ops are CUDA's if they
+    can be; then Paddle is not imported."""
+    command = [sys.executable, "-W", "ignore", "-c", _QUESTION, *(["without paddle"] if serves_cuda else [])]
     try:  # in an empty directory: nothing there can be mistaken for Paddle
         done = subprocess.run(command, cwd=PACKAGES, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
     except subprocess.TimeoutExpired:
