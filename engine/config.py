@@ -279,8 +279,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def are_rank_groups_whole(self) -> bool:
-        """Whether ranks exchange tensors in Paddle process groups. Such a group ends when one of its ranks dies."""
-        return self.ops != "native"
+        """Whether ranks exchange tensors in Paddle process groups. Such a group ends when one of its ranks dies. Others use
+        shared memory, of the host or of their cards."""
+        return self.ops not in ("native", "cuda")
 
     @property
     def num_groups(self) -> int:

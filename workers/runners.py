@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from engine.errors import OptionError
 from engine.messages import Step, StepResult
 from workers.assembly import DeviceParts, RunnerParts, build_runner
 from workers.devices.device import make_device
@@ -128,9 +127,7 @@ def gpu_runner(parts: RunnerParts) -> Ahead:
     if config.ops == "cuda":
         from workers.devices.cuda.device import cuda_device  # only on cards
 
-        if peers.share_experts:
-            raise OptionError("--ops cuda cannot share experts among replicas yet; remove --enable-expert-parallel")
-        card = cuda_device(config.device_arena_library, peers.rank, config.dtype, lasting, peers.communicator)
+        card = cuda_device(config.device_arena_library, config.dtype, lasting, peers, parts.model)
         if parts.features is not None:
             card.lend(parts.features.arena.rows)
         if parts.adapters is not None:

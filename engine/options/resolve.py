@@ -177,9 +177,8 @@ def _resolved(
         if not (shortage := _shortage(values, record, model_path, card_bytes)):
             raise
         raise OptionError(f"{error}. Also missing: {shortage}") from error
-    shares_experts = values["enable_expert_parallel"] and num_ranks > 1
     allows_variant = values["allow_variant_ops"]
-    ops = resolve_ops(values["ops"], device, num_ranks, ask, allows_variant=allows_variant, shares_experts=shares_experts)
+    ops = resolve_ops(values["ops"], device, num_ranks, ask, allows_variant=allows_variant)
     dtype = resolve_dtype(values["dtype"], ops, processor_flags() if flags is None else flags, values["cpu_kernels"])
     parts = _Parts(model_path, record, pooling, device, ops, dtype, num_ranks, ask, choose_kernels)
     *others, last = quantizations(values["quantization"], ops, model, model_path)
@@ -250,7 +249,7 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
         if is_card_filled:
             num_kv_blocks = card_blocks(card_bytes, values["gpu_memory_utilization"], needs, kv_cache.bytes_per_block)
         elif checks_memory:
-            check_card(card_bytes, needs, values["tensor_parallel_size"], kv_cache.arena_bytes(num_kv_blocks))
+            check_card(card_bytes, needs, kv_cache.arena_bytes(num_kv_blocks))
     note_idle(options, model, device, is_cache_asked=is_cache_asked(values), is_card_known=is_card_filled)
     _check_key_priorities(values["api_key_priority"], values["api_key"])
     _check_draft_budget(values["speculative_config"].max_drafts, values["max_num_batched_tokens"])

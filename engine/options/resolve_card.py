@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 
-from engine.checkpoint.comm_spec import max_logit_rows, max_rows
+from engine.checkpoint.comm_spec import comm_bytes, expert_rows, expert_windows_bytes, max_logit_rows, max_rows
+from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import TooLargeError
+from shm.rank_group import buffers_at
 from shm.sizes import size_text
 
 _BYTES = 4  # of an integer, and of a value in float32
@@ -37,14 +39,16 @@ class CardNeeds(msgspec.Struct, frozen=True):
     inputs: int
     step: int  # of the largest step
     graphs: int  # of the largest size: the others fit in its memory
+    exchange: int = 0  # with other ranks
 
     @property
     def total(self) -> int:
-        return self.weights + self.inputs + self.step + self.graphs
+        return self.weights + self.inputs + self.step + self.graphs + self.exchange
 
     @property
     def text(self) -> str:
-        return ", ".join(f"{name} {size_text(getattr(self, name))}" for name in self.__struct_fields__)
+        names = self.__struct_fields__ if self.exchange else self.__struct_fields__[:-1]
+        return ", ".join(f"{name} {size_text(getattr(self, name))}" for name in names)
 
 
 def card_needs(
@@ -56,8 +60,8 @@ def card_needs(
     num_tables: int = 1,
     value_bytes: int = _BYTES,
 ) -> CardNeeds:
-    """Return the needs. `values`: of the options. `largest`: rows of the largest captured step, 0 if none is captured.
-    `num_tables`: block tables of a sequence. `value_bytes`: of weights that are not rounded, and of hidden states."""
+    """Return the needs of one rank. `values`: of the options. `largest`: rows of the largest captured step, 0 if none is
+    captured. `num_tables`: block tables of a sequence. `value_bytes`: of weights that are not rounded, and of hidden states."""
     num_drafts: int = values["speculative_config"].max_drafts
     seats: int = values["max_num_seqs"]
     rows = max_rows(values["max_num_batched_tokens"], seats)
@@ -66,21 +70,66 @@ def card_needs(
     keys = -(-max_model_len // _KEY_SPLIT) * _KEY_SPLIT
     logits = 2 * _BYTES * model.vocab_size * max_logit_rows(rows, seats, num_drafts)
 
+    tensor_ranks, replicas = values["tensor_parallel_size"], values["data_parallel_size"]
+    shares_experts = values["enable_expert_parallel"] and model.experts is not None
+
     def step_of(num_rows: int) -> int:
-        width = _ROWS_OF_HIDDEN * model.hidden_size + _ROWS_OF_INNER * _inner(model)
+        inner = _inner(model) * (replicas if shares_experts else 1)  # a rank may get all rows
+        width = _ROWS_OF_HIDDEN * model.hidden_size + _ROWS_OF_INNER * inner
         in_attention = min(num_rows * keys * model.num_attention_heads, _MAX_SCORES) * _COPIES_OF_SCORES * _BYTES
         return num_rows * (value_bytes * width + _MASK_BYTES * keys) + in_attention + _gathered_bytes(model) + logits
 
-    weights = _weights_bytes(model, num_weights, values["quantization"], value_bytes) if num_weights else 0
-    return CardNeeds(weights, inputs, step_of(rows), step_of(largest) if largest else 0)
+    weights = 0
+    if num_weights:
+        held = _held(model, num_weights, tensor_ranks, shares_experts=shares_experts)
+        weights = held.bytes(values["quantization"], value_bytes)
+    sizes = values["max_num_batched_tokens"], seats
+    exchange = max(comm_bytes(model, tensor_ranks, tensor_ranks, *sizes, False, num_drafts) - buffers_at(tensor_ranks), 0)
+    if shares_experts:
+        exchange += expert_windows_bytes(model, tensor_ranks, expert_rows(tensor_ranks, *sizes))
+    return CardNeeds(weights, inputs, step_of(rows), step_of(largest) if largest else 0, exchange)
 
 
-def _weights_bytes(model: ModelConfig, num_weights: int, quantization: str, value_bytes: int) -> int:
-    """Return the bytes of the weights. Embeddings are floats; the head is counted as its own matrix, even if the checkpoint
-    shares it."""
-    embedding, of_value = model.vocab_size * model.hidden_size, _ROUNDED_BYTES.get(quantization, value_bytes)
+class _Held(msgspec.Struct, frozen=True):
+    """Numbers of weights that a rank holds."""
+
+    embedding: int
+    head: float
+    others: float
+
+    def bytes(self, quantization: str, value_bytes: int) -> int:
+        """Return their bytes. Embeddings are floats, heads have at least 8 bits."""
+        of_value = _ROUNDED_BYTES.get(quantization, value_bytes)
+        return math.ceil(value_bytes * self.embedding + max(of_value, 1) * self.head + of_value * self.others)
+
+
+def _held(model: ModelConfig, num_weights: int, tensor_ranks: int, *, shares_experts: bool) -> _Held:
+    """Return what a rank holds of a checkpoint of `num_weights`. The head is counted as its own matrix, even if the checkpoint
+    shares it. Tensor ranks divide the outputs of the head and of other matrices (`workers/rank_group/share.py`)."""
+    embedding = model.vocab_size * model.hidden_size
     others = max(num_weights - embedding * (1 if model.tie_word_embeddings else 2), 0)
-    return math.ceil(value_bytes * embedding + max(of_value, 1) * embedding + of_value * others)
+    whole = min(_undivided(model, tensor_ranks, shares_experts=shares_experts), others)
+    return _Held(embedding, embedding / tensor_ranks, whole + (others - whole) / tensor_ranks)
+
+
+def _undivided(model: ModelConfig, tensor_ranks: int, *, shares_experts: bool) -> float:
+    """Return the number of weights, apart from the embedding, that each tensor rank holds: encoders, routers, experts that the
+    replicas share, projections of models that normalize all queries as one, and KV heads that several ranks need."""
+    hidden, found = model.hidden_size, 0.0
+    if (vision := model.vision) is not None:
+        merged = vision.hidden_size * vision.spatial_merge_size**2
+        of_layer = 2 * vision.head_dim * (vision.num_heads + vision.num_kv_heads) + 3 * vision.intermediate_size
+        found += vision.depth * vision.hidden_size * of_layer + merged * (merged + vision.out_hidden_size)
+    if (experts := model.experts) is not None:
+        of_expert = hidden * (1 + 3 * experts.intermediate_size * shares_experts)
+        found += len(experts.sparse_layers) * experts.num_experts * of_expert
+    if model.latents is None:
+        is_wide = FAMILIES[model.architecture].has_wide_norm
+        for shape in map(model.layer_shape, range(model.num_layers)):
+            again = max(0, tensor_ranks - shape.num_kv_heads) / max(1, tensor_ranks - 1)  # of a KV head, beside a rank's part
+            num_heads = model.num_attention_heads + 2 * shape.num_kv_heads if is_wide else 2 * again
+            found += hidden * shape.head_dim * num_heads
+    return found
 
 
 def card_blocks(card_bytes: int, utilization: float, needs: CardNeeds, block_bytes: int) -> int:
@@ -95,9 +144,8 @@ def card_blocks(card_bytes: int, utilization: float, needs: CardNeeds, block_byt
     return num_blocks
 
 
-def check_card(card_bytes: int, needs: CardNeeds, tensor_ranks: int, cache_bytes: int) -> None:
-    """Raise TooLargeError if a KV cache of the requested size does not fit. `tensor_ranks` share the weights."""
-    needs = msgspec.structs.replace(needs, weights=needs.weights // tensor_ranks)
+def check_card(card_bytes: int, needs: CardNeeds, cache_bytes: int) -> None:
+    """Raise TooLargeError if a KV cache of the requested size does not fit."""
     total = needs.total + cache_bytes
     if total > card_bytes:
         raise TooLargeError(

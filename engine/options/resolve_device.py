@@ -186,13 +186,11 @@ def remedy(device: str) -> str:
     return f"run pip install '{DISTRIBUTION}[{device}]'{where} ({wheel}){script}"
 
 
-def resolve_ops(asked: str, device: str, num_ranks: int, ask: AskPaddle, *, allows_variant: bool, shares_experts: bool) -> str:
-    """Return the op table for `asked` on `device`. `shares_experts`: whether replicas share them."""
+def resolve_ops(asked: str, device: str, num_ranks: int, ask: AskPaddle, *, allows_variant: bool) -> str:
+    """Return the op table for `asked` on `device`."""
     found = _ops(asked, device)
     if found == "auto":  # of a GPU
-        found = "fused" if shares_experts or any(_missing_for_cuda(num_ranks, ask())) else "cuda"
-    if found == "cuda" and shares_experts:
-        raise OptionError("--ops cuda cannot share experts among replicas; use --ops fused, or remove --enable-expert-parallel")
+        found = "fused" if any(_missing_for_cuda(num_ranks, ask())) else "cuda"
     if found == "cuda" and device != "gpu":
         raise OptionError(f"--ops cuda needs --device gpu, but the device is {device}; use --ops auto")
     if allows_variant and found not in ("fused", "cuda"):

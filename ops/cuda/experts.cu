@@ -81,7 +81,8 @@ __global__ void __launch_bounds__(ROUTE_THREADS) route(Route o) {
         }
         __syncwarp();
     }
-    bool is_own = o.expert_sets.is_empty() || o.expert_sets[row] == o.set;
+    bool is_own =
+        (o.expert_sets.is_empty() || o.expert_sets[row] == o.set) && (o.num_tokens.is_empty() || row < o.num_tokens[0]);
     float divisor = o.is_normalized ? fmaxf(total + o.added_to_sum, o.smallest_sum) : 1.0f;
     for (int number = lane; number < o.num_chosen; number += WARP) {
         float scale = o.scales.is_empty() ? 1.0f : o.scales[o.ids[out + number]];
@@ -129,13 +130,14 @@ __global__ void __launch_bounds__(DISPATCH_THREADS) dispatch(Dispatch o) {
 
 template <typename T, typename W>
 __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS<T>) expert_linear(ExpertLinear o) {
-    int tile = blockIdx.y, expert = o.tile_experts[tile];
+    int parts = (o.weights.num_outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS, part = blockIdx.x % parts, tile = blockIdx.x / parts;
+    int expert = o.tile_experts[tile];
     if (expert < 0) return;
     Buffer<T> x = o.x.as<T>(), y = o.y.as<T>();
     int first = o.tile_firsts[tile], end = o.offsets[expert + 1];
     auto choice_of = [&](int row) { return first + row < end ? static_cast<long long>(o.choices[first + row]) : -1; };
     multiply_tile<T, W, TILE_ROWS>(
-        x, o.weights, static_cast<long long>(expert) * padded_outputs<W>(o.weights), blockIdx.x * TILE_OUTPUTS,
+        x, o.weights, static_cast<long long>(expert) * padded_outputs<W>(o.weights), part * TILE_OUTPUTS,
         [&](int row) {
             long long choice = choice_of(row);
             return choice < 0 ? choice : choice / o.x_divisor * o.weights.num_inputs;
@@ -179,7 +181,8 @@ namespace {
 
 template <typename T, typename W>
 int run_linear(const ExpertLinear &o, void *stream) {
-    dim3 grid((o.weights.num_outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS, o.max_tiles);
+    // Only this dimension has no small limit.
+    dim3 grid((o.weights.num_outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS * o.max_tiles);
     return launch<expert_linear<T, W>>(o, grid, TILE_THREADS, TileMemory<T, W, TILE_ROWS>::BYTES, stream);
 }
 

@@ -31,6 +31,8 @@ SIZE_OF(ExpertLinear)
 SIZE_OF(Combine)
 SIZE_OF(Sample)
 SIZE_OF(Gather)
+SIZE_OF(ShareRows)
+SIZE_OF(ReturnResults)
 SIZE_OF(Peak)
 
 extern "C" const char *tokamak_error() { return emulation::error(); }

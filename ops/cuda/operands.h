@@ -34,6 +34,26 @@ struct Cache {
     int value_bytes;
 };
 
+// Memory that ranks lend each other, as mapped here. It begins with a line of 16 numbers: the first counts the rank's meetings,
+// the second is the epoch in which it lends. When the epoch of the group is another one, a rank is gone: results are undefined.
+struct Windows {
+    Buffer<unsigned char> addresses;  // [8 * num_ranks]: each 8 bytes; 0: a rank that takes no part
+    Buffer<int> epoch;                // [1] of the group, now
+    int place;                        // of this rank
+    int num_ranks;
+};
+
+// What ranks lend each other to share experts. The third number of the line counts the rows that a rank sends, the fourth is the
+// first of them among those of its replica. The experts of each row follow, its adapter, the rows, and results for all choices
+// of the replica's rows.
+struct Offer {
+    Windows windows;
+    int adapters_at;  // bytes from the beginning, as the next two
+    int rows_at;
+    int results_at;
+    int num_same;  // ranks of a replica, which have the same rows and each send a part of them
+};
+
 struct Begin {
     Buffer<int> block_tables;  // [_, blocks_per_slot]
     Buffer<int> positions;     // [num_rows]
@@ -360,6 +380,7 @@ struct Route {
     Buffer<float> correction;  // [num_experts]; empty: none
     Buffer<float> scales;      // [num_experts], factors of the weights; empty: none
     Buffer<int> expert_sets;   // [num_rows]; empty: the router is for all rows
+    Buffer<int> num_tokens;    // [1]: rows from this one on are padding; empty: there is none
     Buffer<int> ids;           // out [num_rows, num_chosen]
     Buffer<float> weights;     // out [num_rows, num_chosen]
     float added_to_sum;
@@ -437,22 +458,50 @@ struct Sample {
     int num_blocks;     // of a slot's table
 };
 
-// Columns that ranks have of a matrix, side by side on each of them. Each rank lends the others memory: a line of 16 numbers, the
-// first of which counts its gathers and the second is the epoch in which it lends, and two halves, each with a line (its first
-// and last column) and the rank's columns. When the epoch of the group is another one, a rank is gone: results are undefined.
+// Columns that ranks have of a matrix, side by side on each of them. The lent memory has two halves, each with a line (the first
+// and last column of its rank) and the rank's columns.
 struct Gather {
     int type;
-    Untyped x;                      // [num_rows, own]: this rank's columns, from `begin` on
-    Untyped y;                      // out [num_rows, width]
-    Buffer<unsigned char> windows;  // [8 * num_ranks]: addresses of the ranks' lent memory, each 8 bytes
-    Buffer<int> epoch;              // [1] of the group, now
+    Untyped x;  // [num_rows, own]: this rank's columns, from `begin` on
+    Untyped y;  // out [num_rows, width]
+    Windows windows;
     int num_rows;
     int own;
     int begin;
     int width;
     int half_bytes;
-    int place;  // of this rank
-    int num_ranks;
+};
+
+// Sends a part of this rank's rows to all ranks, and takes from theirs those with an expert that this rank computes.
+struct ShareRows {
+    int type;
+    Offer offer;
+    Untyped x;                     // [num_rows, width]
+    Buffer<int> ids;               // [num_rows, num_chosen]; -1: none
+    Buffer<int> slots_of_rows;     // [num_rows]: adapters, -1: none; empty: the experts have none
+    Buffer<int> owners;            // [num_experts, 1 + offer.windows.num_ranks]: as engine/parallel/placement.py makes them
+    Buffer<unsigned char> counts;  // [8 * num_experts]: choices of each expert that this rank ever sent; empty: not counted
+    Untyped rows;           // out [offer.windows.num_ranks * most_rows, width]; only those with such an expert are written
+    Buffer<int> own_ids;    // out [offer.windows.num_ranks * most_rows, num_chosen]; -1: computed elsewhere
+    Buffer<int> own_slots;  // out [offer.windows.num_ranks * most_rows]
+    int num_rows;
+    int width;
+    int num_chosen;
+    int num_experts;
+    int first;  // of the rows that this rank sends
+    int num_sent;
+    int most_rows;  // that any rank sends
+};
+
+// Writes the results of choices that this rank computed to the ranks that have their rows.
+struct ReturnResults {
+    int type;
+    Offer offer;
+    Untyped results;      // [offer.windows.num_ranks * most_rows, num_chosen, width]
+    Buffer<int> own_ids;  // [offer.windows.num_ranks * most_rows, num_chosen]; -1: computed elsewhere
+    int width;
+    int num_chosen;
+    int most_rows;
 };
 
 // Arithmetic only: 256 threads of each block compute num_steps steps in each of 8 chains. A step is 4 products of a thread in

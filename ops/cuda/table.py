@@ -8,6 +8,7 @@ type, or int8, int4 and float4 as stored in a checkpoint or as rounded by the na
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
@@ -18,6 +19,7 @@ from ops.cuda.array import DTYPES, CardMemory, CudaArray, HostMemory, array_on, 
 from ops.cuda.library import Library
 from ops.cuda.operands import TYPES, bound
 from ops.cuda.packing import INTEGERS, PackedExperts, PackedLinear, Packer
+from ops.cuda.sharing import SharedExperts, SharedMemory, Windows
 from ops.modules import (
     ACTIVATIONS,
     AdaptedPart,
@@ -49,6 +51,8 @@ KV_TYPES = ("float32", "float16", "bfloat16", "int8", "float8")
 KEYS_OF_PART = 512  # PART in attention.cu
 _TILE_ROWS = 16  # rows of an expert's tile, TILE_ROWS in linear.h
 _MAX_PART_NUMBERS = 1 << 24  # scratch memory for parts of attention; beyond it, one block computes all parts of a row
+_LINE_BYTES = 64  # LINE_BYTES in exchange.cu
+_MOST_BYTES = (1 << 31) - _LINE_BYTES  # of a half of lent memory, which kernels count in 32 bits
 _ROW_TILE = 2  # rows need no padding, but attention needs the tiles that inputs of padded rows have
 
 
@@ -66,27 +70,19 @@ class Step(NamedTuple):
     block_size: int
 
 
-class Windows(NamedTuple):
-    """Memory that ranks on cards of their own lend each other, as `Gather` of operands.h reads it."""
-
-    addresses: CudaArray  # uint8 [8 * ranks]
-    epoch: np.ndarray  # int32 [1] of the group, in memory that all ranks share
-    half_bytes: int
-    place: int  # of this rank
-    num_ranks: int
-
-
 def make_table(
     library: Library,
     memory: CardMemory | None = None,
     stream: Callable[[], int] = lambda: 0,
     dtype: str = "float32",
     windows: Callable[[], Windows] | None = None,
+    shared: Callable[[], SharedMemory] | None = None,
 ) -> OpTable:
     """Return the table. `memory`: of the card, by default the host's, for kernels that are emulated without a driver. `stream`:
-    returns the address of the current stream. `dtype`: of activations. `windows`: returns those of ranks that share a model."""
+    returns the address of the current stream. `dtype`: of activations. `windows`: returns those of ranks that share a model;
+    `shared`: what ranks that share experts have in common."""
     memory = memory or HostMemory()
-    ops = CudaOps(library, memory, stream, dtype, windows)
+    ops = CudaOps(library, memory, stream, dtype, windows, shared)
     return OpTable(
         name="cuda",
         max_head_dim=512,
@@ -97,7 +93,7 @@ def make_table(
         cache_view=lambda memory, block_size: memory,
         clear_block=ops.clear_block,
         drawing=DeviceSampler(ops.draw, is_greedy=False),
-        sync_free_ops={},
+        sync_free_ops={} if shared is None else {"experts": functools.partial(ops.experts, are_alike=True)},
         begin=ops.begin,
         embedding=ops.embedding,
         take_features=ops.take_features,
@@ -184,8 +180,10 @@ class CudaOps:
         stream: Callable[[], int],
         dtype: str,
         windows: Callable[[], Windows] | None,
+        shared: Callable[[], SharedMemory] | None,
     ) -> None:
         self._library, self._memory, self._stream, self._dtype, self._windows = library, memory, stream, dtype, windows
+        self._shared = None if shared is None else SharedExperts(shared, self._run, memory, dtype)
         self._kept: dict[tuple[tuple[int, int], ...], CudaArray] = {}  # ids that have the row of another one
 
     def _run(self, row: str, **values: Any) -> dict[str, CudaArray]:
@@ -215,6 +213,8 @@ class CudaOps:
     # ---------------------------------------------------------------------------------------------------- a step's inputs
 
     def begin(self, inputs: Inputs, cache: KvCache) -> Step:
+        if self._shared is not None:
+            self._shared.begin(inputs)
         if inputs.is_made_on_device:  # the slots of the first block table, too
             self._derive(cast(InPlace, inputs), cache.block_size)
         for number in range(inputs.is_made_on_device, len(inputs.block_tables)):
@@ -295,6 +295,8 @@ class CudaOps:
 
     def keep_rows(self, step: Step, *tensors: Tensor) -> tuple[Any, ...]:
         kept = cast(StepInputs, step.inputs).kept
+        if self._shared is not None:
+            self._shared.keep_rows()
         return Step(kept, step.block_size), *(self._take_rows(x, kept.row_ids, kept.num_rows) for x in tensors)
 
     def take_features(self, step: Any, x: CudaArray, number: int) -> CudaArray:
@@ -555,21 +557,19 @@ class CudaOps:
         (begin, width), (num_rows, own) = x.cut, x.shape
         assert self._windows is not None, f"columns from {begin} of {width}, but there are no ranks with the others"
         windows = self._windows()
-        needed = num_rows * own * DTYPES[x.dtype].itemsize + 64
-        assert needed <= windows.half_bytes, f"{num_rows} rows of {own} columns need {needed} bytes, limit {windows.half_bytes}"
+        half_bytes = min((windows.num_bytes - _LINE_BYTES) // (2 * _LINE_BYTES) * _LINE_BYTES, _MOST_BYTES)
+        needed = num_rows * own * DTYPES[x.dtype].itemsize + _LINE_BYTES
+        assert needed <= half_bytes, f"{num_rows} rows of {own} columns need {needed} bytes, limit {half_bytes}"
         return self._run(
             "Gather",
             type=TYPES[x.dtype],
             x=x,
-            windows=windows.addresses,
-            epoch=windows.epoch,
+            windows=windows.operands(),
             num_rows=num_rows,
             own=own,
             begin=begin,
             width=width,
-            half_bytes=windows.half_bytes,
-            place=windows.place,
-            num_ranks=windows.num_ranks,
+            half_bytes=half_bytes,
         )["y"]
 
     # --------------------------------------------------------------------------------------------------------- experts
@@ -585,6 +585,7 @@ class CudaOps:
             correction=module.correction,
             scales=module.scales,
             expert_sets=None if module.set is None or inputs is None else inputs.expert_sets,
+            num_tokens=None if inputs is None else inputs.sequence_offsets[len(inputs.sequence_offsets) - 1 :],
             added_to_sum=rule.added_to_sum,
             smallest_sum=rule.smallest_sum,
             factor=rule.factor,
@@ -606,20 +607,23 @@ class CudaOps:
         made = self._run("Choose", type=TYPES[self._dtype], ids=routing.ids, weights=routing.weights, **numbers)
         return Routing(made["chosen"], made["ones"], routing.adapter_slots), made["factors"]
 
-    def experts(self, x: Tensor, routing: Routing, module: Experts, activation: str, shared: Tensor | None = None) -> CudaArray:
+    def experts(
+        self,
+        x: Tensor,
+        routing: Routing,
+        module: Experts,
+        activation: str,
+        shared: Tensor | None = None,
+        *,
+        are_alike: bool = False,
+    ) -> CudaArray:
+        """`are_alike`: ranks that share experts have as many rows."""
+        if module.owners is None or self._shared is None:
+            results = self._results(x, routing, module, activation)
+        else:
+            taken = self._shared.take(self._converted(x, self._dtype), routing, module, are_alike=are_alike)
+            results = self._shared.results(self._results(taken.rows, taken.routing, module, activation), taken)
         rows, num_chosen = routing.ids.shape
-        packed: PackedExperts = module.weight
-        lists = self._dispatch(routing.ids, module.num_experts)
-        both = self._expert_linear(x, packed.gate_up, packed.gate_up_bias, lists, num_chosen)
-        if module.adapters is not None:
-            self._adapt_experts(both, x, "gate_up", routing, module, num_chosen)
-        activated = self.activate_and_multiply(both, activation, module.clamp)
-        if module.is_cut:
-            activated.cut = module.gate_up[0].columns[0][0], module.inner
-            activated = self.all_gather(activated)
-        results = self._expert_linear(activated, packed.down, packed.down_bias, lists, 1)
-        if module.adapters is not None:
-            self._adapt_experts(results, activated, "down", routing, module, 1)
         y = self._run(
             "Combine",
             type=TYPES[dtype_of(results)],
@@ -629,11 +633,27 @@ class CudaOps:
             weights=routing.weights,
             num_rows=rows,
             num_chosen=num_chosen,
-            width=results.shape[1],
+            width=results.shape[-1],
         )["y"]
         if module.is_cut:
             y.cut = module.down[0].columns[0][0], module.num_inputs
         return y
+
+    def _results(self, x: Tensor, routing: Routing, module: Experts, activation: str) -> CudaArray:
+        """Return the result of each choice, [R * chosen, width]; those without an expert are undefined."""
+        packed: PackedExperts = module.weight
+        lists = self._dispatch(routing.ids, module.num_experts)
+        both = self._expert_linear(x, packed.gate_up, packed.gate_up_bias, lists, routing.ids.shape[1])
+        if module.adapters is not None:
+            self._adapt_experts(both, x, "gate_up", routing, module, routing.ids.shape[1])
+        activated = self.activate_and_multiply(both, activation, module.clamp)
+        if module.is_cut:
+            activated.cut = module.gate_up[0].columns[0][0], module.inner
+            activated = self.all_gather(activated)
+        results = self._expert_linear(activated, packed.down, packed.down_bias, lists, 1)
+        if module.adapters is not None:
+            self._adapt_experts(results, activated, "down", routing, module, 1)
+        return results
 
     def _adapt_experts(self, y: CudaArray, x: Tensor, part: str, routing: Routing, module: Experts, x_divisor: int) -> None:
         adapters = module.adapters

@@ -1,5 +1,5 @@
 """Engines with `--device gpu` on an emulated card: no Paddle in any process, the bytes of each request alone across chunks,
-caching, preemption, drafts, kills, sleep and reload, op by op and captured, on one rank and on two.
+caching, preemption, drafts, kills, sleep and reload, op by op and captured, on one rank and on two, with shared experts too.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from tests.devices.engines import (
     said,
 )
 from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.e2e.test_replicas import order as order_with
 from tests.e2e.workload import answers, answers_together
 from tests.ops.cuda.card import emulated_library
 
-MODEL = GOLDEN / "qwen3"
+MODEL, MIXTURE = GOLDEN / "qwen3", GOLDEN / "qwen3_moe"
 
 
-def engine_on_card(*options: str) -> EngineProcess:
+def engine_on_card(*options: str, model: Path = MODEL) -> EngineProcess:
     emulated_library()  # compiled once, not by each worker
     where = str(Path(emulated_driver()).parent)
-    return EngineProcess(MODEL, "--device", "gpu", *OPTIONS, *options, environment={"LD_LIBRARY_PATH": where})
+    return EngineProcess(model, "--device", "gpu", *OPTIONS, *options, environment={"LD_LIBRARY_PATH": where})
 
 
 def maps_of(engine: EngineProcess, name: str) -> str:
@@ -77,7 +78,21 @@ def test_answers_are_the_same_after_sleep_and_reload(engine: EngineProcess, expe
 
 
 def test_two_ranks_have_the_same_answers(expected: Expected) -> None:
-    ranks = ("worker0", "worker1")
     with engine_on_card(*CAPTURED_PAIRS, *OF_PAIRS) as engine:
         assert said(answers_together(engine, BODIES)) == expected
-        assert said(asyncio.run(beside_a_kill(engine, BODIES, len(BODIES), "worker1", restarted=ranks))) == expected
+        assert said(asyncio.run(beside_a_kill(engine, BODIES, len(BODIES), "worker1", restarted=("worker1",)))) == expected
+
+
+def test_replicas_that_share_experts_have_the_same_answers() -> None:
+    """Rows are counted, experts move by command, and one replica goes on while the other is dead."""
+    with engine_on_card("--plan", "eager", model=MIXTURE) as engine:
+        alone = said(answers(engine, BODIES, concurrency=1))
+    sharing = ("-dp", "2", "--enable-expert-parallel", "--enable-eplb", "--num-kv-blocks", "60")
+    with engine_on_card(*CAPTURED_PAIRS, *sharing, model=MIXTURE) as engine:
+        assert "libcuda.so.1" in maps_of(engine, "worker1")
+        assert said(answers_together(engine, BODIES)) == alone
+        moved = order_with(engine, "eplb/rebalance", force=True)
+        assert (moved.status_code, moved.json()["num_moved"] > 0) == (200, True), moved.text
+        assert said(asyncio.run(beside_a_kill(engine, BODIES, len(BODIES), "worker1", restarted=("worker1",)))) == alone
+        assert engine.metric("captured_step_rows_count") > 0
+        assert engine.actors()["worker0"]["epoch"] == 1

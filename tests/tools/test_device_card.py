@@ -25,6 +25,7 @@ from tests.ops.cuda.card import emulated_library
 from tests.paths import REPOSITORY, TEXT_MODELS
 from tests.waiting import WATCHDOG_S, wait_until
 from tools.device import evidence
+from tools.device.cases import WITHOUT_CASES
 from tools.device.findings import Outcome
 from tools.device.folder import files
 from tools.device.kept_kernels import adopt
@@ -61,7 +62,7 @@ def test_all_parts_run_on_the_emulated_card(environment: dict[str, str], tmp_pat
     assert code == 0
     left_out = {what for what, finding in found.items() if finding["outcome"] == "not run"}
     assert {what for what in left_out if not what.startswith("power")} == {"kernels that came along", "memcheck", "racecheck"}
-    checked = set(ROWS) - {"Peak", "Gather"}
+    checked = set(ROWS) - WITHOUT_CASES
     for prefix in ("equal: ", "replayed: "):
         assert {what.removeprefix(prefix).split(",")[0] for what in found if what.startswith(prefix)} == checked
     assert sum(what.startswith("invariant: ") for what in found) > 12

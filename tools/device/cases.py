@@ -16,6 +16,7 @@ from ops.cuda.packing import in_units, num_parts
 from tools.device.case import Case, Outcome, Values, drawn_weights, kept, named, random, size, weights_of
 from tools.device.element_cases import element_cases
 
+WITHOUT_CASES = {"Peak", "Gather", "ShareRows", "ReturnResults"}  # one only measures, others need several cards
 _ATTENTION_BAR = 0.7  # share of copy bandwidth, with one row that reads 16,384 keys
 
 
@@ -162,6 +163,7 @@ def expert_cases(is_large: bool, rows: int = 0) -> list[Case]:
         "correction": None,
         "scales": None,
         "expert_sets": None,
+        "num_tokens": None,
         "ids": ids,
         "weights": weights,
         "added_to_sum": 0.0,

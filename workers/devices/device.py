@@ -78,6 +78,9 @@ class Device(Protocol):
     def agreed_fault(self, fault: str) -> str:
         """Return the fault of this rank, or of one that it computes with; empty: none. All of them call it."""
 
+    def finish(self) -> None:
+        """Wait until enqueued work that other ranks take part in is done. Raises RankGroupBroken if one of them has gone."""
+
     def address(self, tensor: Tensor) -> int:
         """Return the tensor's address."""
 
@@ -142,6 +145,9 @@ class HostDevice:
 
     def agreed_fault(self, fault: str) -> str:
         return fault
+
+    def finish(self) -> None:
+        """Do nothing: each op is done when it returns."""
 
     def address(self, tensor: Tensor) -> int:
         address: int = tensor.ctypes.data

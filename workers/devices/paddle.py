@@ -168,6 +168,9 @@ class PaddleDevice:
             fault = fault or (f"another rank found that {others[0]}" if others else "")
         return fault
 
+    def finish(self) -> None:
+        """Do nothing: all ranks end with one of them."""
+
     def address(self, tensor: paddle.Tensor) -> int:
         address: int = tensor.data_ptr()
         return address

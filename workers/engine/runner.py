@@ -138,6 +138,7 @@ class ModelRunner:
         begin_ns = time.monotonic_ns()
         for extension in self.extensions:
             extension.before_sample(run)
+        self.device.finish()
         result = self._output.end(run)
         for extension in self.extensions:
             extension.after_result(run, result)
@@ -166,6 +167,7 @@ class ModelRunner:
         self.modes.capture_together(plan, self.mode)
         self.model_step.set_rows(NO_ROWS, _NONE, self.mode)
         self.model_step.run(plan, self.mode)
+        self.device.finish()
 
     def _take(self, step: Step) -> StepRows:
         """Put the step's new sequences and block-table growth into the slots."""

@@ -52,9 +52,10 @@ class StepModes:
     def load(self, plan: Plan) -> None:
         """Capture with the new weights. Ranks of a group load at different times and a replay needs all of them, so they
         capture later."""
-        self._is_warm = self._peers.are_none
-        if self._is_warm:
+        self._is_warm = False
+        if self._peers.are_none:
             self.warm_up(plan)
+            self._is_warm = True
 
     def capture_together(self, plan: Plan, mode: StepMode) -> None:
         """Capture the size of `mode` if a rank of the group has not yet; then all capture again."""
@@ -64,12 +65,12 @@ class StepModes:
             self._are_warm = self._peers.ranks.count == 1 or bool(self._peers.gather_values(np.array([self._is_warm])).all())
         if self._are_warm:
             return
-        if self._is_warm:
-            plan.forget()
-            for extension in self._extensions:
-                extension.on_forget_captures()
-        self._is_warm = True
+        self._is_warm = False  # if a rank dies meanwhile, all begin again
+        plan.forget()
+        for extension in self._extensions:
+            extension.on_forget_captures()
         self.warm_up(plan)
+        self._is_warm = True
 
     def warm_up(self, plan: Plan) -> None:
         """Run the largest step, which may not fit beside the cache, and replay each captured size once. All rows are padding,

@@ -82,6 +82,11 @@ class Communicator:
         first = self.rank - self.place
         return set(range(first, first + self.count)) <= set(self.members)
 
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Return the places in the group that have values in the result of `all_gather`."""
+        return self.members if self._shares_experts else tuple(range(self.count))
+
     def begin_step(self, step: int, versions: int = 0) -> None:
         """Label the next calls with this step and with `versions` that must be equal on all ranks."""
         self.native.begin_step(step, versions)

@@ -29,7 +29,8 @@ class ExpertRank:
         num_ranks, group = communicator.count, config.tensor_parallel_size
         rows = expert_rows(group, config.max_num_batched_tokens, config.max_num_seqs)
         windows = communicator.memory[len(communicator.memory) - expert_windows_bytes(model, num_ranks, rows) :]
-        for begin, end in expert_window_spans(model, num_ranks, rows, config.num_max_dispatch_tokens_per_rank):
+        spans = expert_window_spans(model, num_ranks, rows, config.num_max_dispatch_tokens_per_rank)
+        for begin, end in spans if config.ops == "native" else ():  # other ops exchange rows elsewhere
             windows[[*range(begin, end, _PAGE), end - 1]].max()  # reading is enough, and changes nothing
         self.rank_group = ExpertRankGroup(communicator.native, windows, rows, communicator.rank // group * group, group)
         self._num_experts = model.experts.num_experts

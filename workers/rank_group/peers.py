@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from engine.config import EngineConfig
@@ -31,6 +33,7 @@ class Peers:
         epoch: int = 1,
     ) -> None:
         self.rank, self.experts = rank, experts
+        self.owners: Any = None if experts is None else experts.owners  # replaced by a device that has a copy
         self.communicator = communicator if communicator is not None and communicator.count > 1 else None
         self.ranks: Collectives = self.communicator or OneRank()  # ranks with the same rows
         self.share = TensorShare()
@@ -57,7 +60,7 @@ class Peers:
         if self.experts is None:
             return
         for layer, mixture in enumerate(mixtures):
-            mixture.owners = self.experts.owners[layer]
+            mixture.owners = self.owners[layer]
             mixture.counts = None if self.experts.counts is None else self.experts.counts[layer]
 
     def gather_values(self, values: np.ndarray) -> np.ndarray:
@@ -65,5 +68,4 @@ class Peers:
         communicator = self.communicator if self.experts is None else self.experts.communicator
         if communicator is None:
             return values[np.newaxis]
-        gathered = communicator.all_gather(values)
-        return gathered if self.experts is None else gathered[list(communicator.members)]
+        return communicator.all_gather(values)[list(communicator.places)]

@@ -17,10 +17,45 @@ from engine.options.resolve import resolve
 from engine.options.resolve_card import CardNeeds, card_blocks, card_needs
 from engine.options.resolve_device import InstalledPaddle
 from tests.paths import GOLDEN
+from tests.workers.checkpoints import write_config
 from tools.demo import MODEL
+from workers.models import declare_model
+from workers.rank_group.share import TensorShare
 
 GIB = 1 << 30
 NEEDS = CardNeeds(weights=3 * GIB, inputs=GIB, step=2 * GIB, graphs=GIB)
+
+DENSE = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 32000,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+MIXTURE = {
+    **DENSE,
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "moe_intermediate_size": 768,
+    "num_experts": 32,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}
+SHAPES = {
+    "dense": DENSE,
+    "one KV head": {**DENSE, "num_key_value_heads": 1},
+    "wide norms": {**DENSE, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]},
+    "experts": MIXTURE,
+}
 
 
 def configure(*arguments: str, memory: int = 2 * GIB) -> EngineConfig:
@@ -80,6 +115,30 @@ def test_rounded_weights_leave_more_of_it() -> None:
     assert found["none"] == 4 * count
     assert found["wint8"] == count
     assert found["wint4"] == pytest.approx(embedding + 0.625 * (count - embedding), abs=1)
+
+
+@pytest.mark.parametrize(("size", "shares_experts"), [(1, False), (2, False), (8, False), (1, True), (4, True)])
+@pytest.mark.parametrize("name", SHAPES)
+def test_weights_are_those_that_a_rank_holds(name: str, size: int, shares_experts: bool, tmp_path: Path) -> None:
+    """The models declare which columns a rank computes."""
+    model = write_config(tmp_path, SHAPES[name])
+    whole, _ = num_held(model, TensorShare())
+    held, embedding = num_held(model, TensorShare(0, size, shares_experts))
+    values = read_options([str(MODEL)], {}).values | {"tensor_parallel_size": size, "enable_expert_parallel": shares_experts}
+    values |= {"data_parallel_size": 2}
+    found = card_needs(model, whole + embedding, values, 512, 0)
+    assert 0.999 * (held + embedding) <= found.weights / 4 <= 1.02 * (held + embedding)
+    assert (found.exchange > 0) == (size > 1 or (shares_experts and model.experts is not None))
+
+
+def num_held(model: ModelConfig, share: TensorShare) -> tuple[int, int]:
+    """Return the numbers of weights in a rank's matrices, and in the embedding."""
+    _, weights = declare_model(model, share)
+    linears = [*weights.linears, *weights.encoder_linears, *(router.linear for router in weights.routers)]
+    linears += [linear for mixture in weights.mixtures for part in mixture.parts.values() for linear in part]
+    outputs = (sum(end - begin for begin, end in linear.columns) or linear.width for linear in linears)
+    num_values = sum(linear.num_inputs * count for linear, count in zip(linears, outputs, strict=True))
+    return num_values, sum(embedding.num_rows * embedding.width for embedding in weights.embeddings)
 
 
 def test_mixture_needs_memory_beside_its_rows() -> None:

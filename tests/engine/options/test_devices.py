@@ -135,12 +135,10 @@ def test_cards_are_used_without_paddle() -> None:
     assert with_adapters.max_loras > 0
 
 
-def test_replicas_share_experts_with_paddles_ops() -> None:
-    sharing, model = ("--device", "gpu", "-dp", "2", "--enable-expert-parallel"), GOLDEN / "qwen3_moe"
-    both = msgspec.structs.replace(WITH_CARDS, gpus=NEW_CARDS.gpus)
-    assert configure(*sharing, paddle=both, model=model).ops == "fused"
-    with pytest.raises(OptionError, match="--ops cuda cannot share experts among replicas; use --ops fused, or remove"):
-        configure(*sharing, "--ops", "cuda", paddle=both, model=model)
+def test_replicas_share_experts_on_cards() -> None:
+    """Each has its own processes: no group of Paddle's ends with one of them."""
+    found = configure("--device", "gpu", "-dp", "2", "--enable-expert-parallel", paddle=NEW_CARDS, model=GOLDEN / "qwen3_moe")
+    assert (found.ops, found.are_rank_groups_whole, found.num_groups) == ("cuda", False, 0)
 
 
 @pytest.mark.parametrize("device", ["gpu", "xpu", "npu"])

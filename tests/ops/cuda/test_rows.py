@@ -14,7 +14,7 @@ from ops.cuda.packing import in_units, num_parts, scales_in_units
 from ops.weight_format import DOUBLED_E2M1
 from tests.ops.cuda import pages
 from tests.ops.tables import emulated_card
-from tools.device.cases import cases
+from tools.device.cases import WITHOUT_CASES, cases
 
 NARROW = ("float16", "bfloat16")
 EPSILONS = {"float32": 2**-21, "float16": 2**-10, "bfloat16": 2**-7}
@@ -394,4 +394,4 @@ def test_results_have_the_declared_shapes() -> None:
             least = int(np.prod(shape_of(member, filled)))
             assert value.size == least or (member.name in ("sent", "slots") and value.size > least), (case.text, member.name)
         seen.add(case.row)
-    assert seen == set(ROWS) - {"Peak", "Gather"}
+    assert seen == set(ROWS) - WITHOUT_CASES

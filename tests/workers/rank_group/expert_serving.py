@@ -13,6 +13,7 @@ from shm.segment import MemoryFile
 from tests.configurations import engine_config
 from tests.workers.rank_group.serving import sequences
 from tests.workers.serving import Serving, make_runner
+from workers.engine.rows import NO_ROWS
 from workers.rank_group.clock import RankGroupClock
 from workers.rank_group.communicator import Communicator, RankGroupBroken
 from workers.rank_group.experts import ExpertRank
@@ -80,21 +81,28 @@ def share_experts(
 
 
 def outlive(communicator: Communicator, path: Path, num_steps: int, options: dict[str, Any]) -> list[Any]:
-    """Rank 0 has all sequences. The other one serves its experts for some steps and ends; rank 0 continues alone."""
+    """Rank 0 has all sequences. The other one serves its experts for some steps and ends, with a captured plan within a step;
+    rank 0 continues alone."""
+    options = dict(options)
+    given = sequences(*options.pop("sequences", ()))
     whole = Communicator(communicator.memory.data, communicator.rank, 0, 2, timeout_s=60.0, shares_experts=True)
     settings = {"data_parallel_size": 2, "max_model_len": 512, "num_kv_blocks": 64, **options}
+    of_config = {name: value for name, value in settings.items() if name != "kind"}
     experts = ExpertRank(
-        whole, engine_config(model="", run_id="", run_dir="", max_num_seqs=32, **settings), ModelConfig.read(path)
+        whole, engine_config(model="", run_id="", run_dir="", max_num_seqs=32, **of_config), ModelConfig.read(path)
     )
     assert experts.join()
     own = Communicator(communicator.memory.data, communicator.rank, communicator.rank, 1, timeout_s=60.0)
-    runner = make_runner(path, communicator=own, experts=experts, **settings)
+    runner = make_runner(path, communicator=own, experts=experts, rank=communicator.rank, **settings)
     if communicator.rank:
         for number in range(num_steps):
             experts.begin_step(number, 1)
             runner.run_without_rows()
+        if settings.get("plan") == "captured":
+            experts.begin_step(num_steps, 1)
+            assert runner.modes.mode(NO_ROWS).size, "the others replay this step"
         return []
-    serving, batch, broken = Serving(runner, chunk=40), sequences(), 0
+    serving, batch, broken = Serving(runner, chunk=40), given, 0
     for slot, sequence in enumerate(batch):
         serving.place(sequence, slot)
     number = 0

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from engine.checkpoint.files import user_cache
+from engine.checkpoint.model_config import ModelConfig
 from engine.errors import OptionError
 from ops.cuda.array import CudaArray, array_on, empty_on
 from ops.cuda.compiler import EMULATED
@@ -26,11 +27,11 @@ from shm.cuda_driver import CudaDriver
 from workers.devices.capabilities import Capabilities, DeviceError
 from workers.devices.card_kernels import card_library
 from workers.devices.cuda.memory import StreamMemory
-from workers.devices.cuda.windows import LentWindows
+from workers.devices.cuda.windows import RankMemory
 from workers.devices.enqueued import Fetch, Traffic
 from workers.devices.host_memory import HostMemory
 from workers.devices.persistent_kv_arena import PersistentKvArena
-from workers.rank_group.communicator import Communicator
+from workers.rank_group.peers import Peers
 
 _OWN_STREAM = 1  # CU_STREAM_NON_BLOCKING
 _SLEEPS_WITHOUT_TIME = 3  # CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING
@@ -42,8 +43,8 @@ _ENGINE_ERRORS = (DeviceError, RowError, BuildError)
 
 
 class CudaDevice:
-    """Card `card` of the driver `library`. `directory`: of compiled kernels. `communicator`: of the ranks that share matrices,
-    each with a card. Raises BuildError if kernels cannot be compiled for it, DeviceError for failed calls of the driver."""
+    """Card `card` of the driver `library`. `directory`: of compiled kernels. `peers`: the ranks that compute `model` with this
+    one, on other cards. Raises BuildError if kernels cannot be compiled for it, DeviceError for failed calls of the driver."""
 
     place = None
     rank_group = None
@@ -56,7 +57,8 @@ class CudaDevice:
         dtype: str,
         directory: Path,
         lasting: PersistentKvArena | None = None,
-        communicator: Communicator | None = None,
+        peers: Peers | None = None,
+        model: ModelConfig | None = None,
     ) -> None:
         self._driver = driver = CudaDriver(library, card, DeviceError)
         self._stream = driver.made("cuStreamCreate", _OWN_STREAM)
@@ -72,10 +74,18 @@ class CudaDevice:
         ] = {}  # of fetches, by key: pinned memory, and the event after the copy
         self._places = np.zeros(0, np.int32)  # of `put`: host memory that the card copies
         self.traffic = Traffic()
-        self._communicator = communicator
-        self._windows = None if communicator is None else LentWindows(driver, self._memory, communicator)
-        windows = None if self._windows is None else self._windows.now
-        self.ops = make_table(self._rows, self._memory, lambda: self._stream, dtype, windows)
+        self._peers = peers
+        self._lent = None if peers is None or model is None else RankMemory(driver, self._memory, peers, model, dtype)
+        columns, experts = (None, None) if self._lent is None else (self._lent.columns, self._lent.experts)
+        self.ops = make_table(
+            self._rows,
+            self._memory,
+            lambda: self._stream,
+            dtype,
+            None if columns is None else columns.now,
+            None if experts is None else experts.now,
+        )
+        self._done = self._event()
         self.capabilities = Capabilities(f"gpu:{card}", True, lasting is not None, ("float32", "bfloat16"))
 
     def tensor(self, host: np.ndarray) -> CudaArray:
@@ -140,7 +150,7 @@ class CudaDevice:
     def capture(self, run: Callable[[], object]) -> CudaGraph:
         graph, fault = None, ""
         try:
-            graph = CudaGraph(self._driver, self._stream, self._memory, self._windows, run)
+            graph = CudaGraph(self._driver, self._stream, self._memory, self._lent, run)
         except _ENGINE_ERRORS as error:
             fault = str(error)
         if (fault := self.agreed_fault(fault)) or graph is None:
@@ -148,13 +158,19 @@ class CudaDevice:
         return graph
 
     def agreed_fault(self, fault: str) -> str:
-        if self._communicator is None:
+        if self._peers is None:
             return fault
         word = np.zeros(_FAULT_BYTES, np.uint8)
         text = fault.encode()[:_FAULT_BYTES]
         word[: len(text)] = np.frombuffer(text, np.uint8)
-        others = [bytes(other).rstrip(b"\0").decode(errors="replace") for other in self._communicator.all_gather(word)]
+        others = [bytes(other).rstrip(b"\0").decode(errors="replace") for other in self._peers.gather_values(word)]
         return fault or next((f"another rank found that {other}" for other in others if other), "")
+
+    def finish(self) -> None:
+        if self._lent is None:
+            return
+        self._driver.call("cuEventRecord", self._done, self._stream)
+        self._wait(self._done)
 
     def address(self, tensor: CudaArray) -> int:
         return tensor.address
@@ -174,8 +190,8 @@ class CudaDevice:
 
     def _wait(self, event: int) -> None:
         self._wait_for(event)
-        if self._windows is not None:
-            self._windows.check()
+        if self._lent is not None:
+            self._lent.check()
 
     def _wait_for(self, event: int) -> None:
         status = self._driver.library.cuEventQuery(ctypes.c_void_p(event))
@@ -208,10 +224,10 @@ class CudaGraph:
         driver: CudaDriver,
         stream: int,
         memory: StreamMemory,
-        windows: LentWindows | None,
+        lent: RankMemory | None,
         run: Callable[[], object],
     ) -> None:
-        self._driver, self._stream, self._windows, self._memory = driver, stream, windows, memory
+        self._driver, self._stream, self._lent, self._memory = driver, stream, lent, memory
         with memory.captured():
             for _ in range(2):
                 run()
@@ -232,8 +248,8 @@ class CudaGraph:
         driver.call("cuGraphDestroy", graph)
 
     def replay(self) -> None:
-        if self._windows is not None:
-            self._windows.now()
+        if self._lent is not None:
+            self._lent.now()
         self._driver.call("cuGraphLaunch", self._graph, self._stream)
 
     def __del__(self) -> None:
@@ -243,11 +259,9 @@ class CudaGraph:
                 self._driver.call("cuGraphExecDestroy", self._graph)
 
 
-def cuda_device(
-    library: str, rank: int, dtype: str, lasting: PersistentKvArena | None, communicator: Communicator | None
-) -> CudaDevice:
+def cuda_device(library: str, dtype: str, lasting: PersistentKvArena | None, peers: Peers, model: ModelConfig) -> CudaDevice:
     """Return the card of a rank. Raises OptionError if it cannot be used: there is no other way to run CUDA ops."""
     try:
-        return CudaDevice(library, rank, dtype, user_cache() / "cuda", lasting, communicator)
+        return CudaDevice(library, peers.rank, dtype, user_cache() / "cuda", lasting, None if peers.are_none else peers, model)
     except (BuildError, DeviceError) as error:
         raise OptionError(f"--ops cuda: {error}") from error

@@ -61,9 +61,11 @@ class StreamMemory:
         return address, Block(address, size, pool, self._capture, self._released)
 
     def lend(self, memory: np.ndarray) -> None:
-        """Let the card read `memory` of the host, and the rest of its pages, from now on."""
+        """Let the card use `memory` of the host, and the rest of its pages, from now on. No effect if it may already."""
         begin = int(memory.ctypes.data) // mmap.PAGESIZE * mmap.PAGESIZE
         end = -(-(int(memory.ctypes.data) + memory.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        if any(first <= begin and end <= last for first, last, _ in self._lent):
+            return
         self._driver.call("cuMemHostRegister_v2", begin, end - begin, _MAPPED)
         on_card = self._driver.made("cuMemHostGetDevicePointer_v2", begin, 0)
         self._lent.append((begin, end, on_card - begin))
