@@ -43,13 +43,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: directory / name for name in CONFIGS}
 
 
-def test_two_ranks_equal_one_rank(models: dict[str, Path]) -> None:
-    """Columns that begin anywhere, a KV head that two ranks share, experts that are split, replayed steps."""
+@pytest.mark.parametrize("of", ["shapes", "options"])
+def test_two_ranks_equal_one_rank(models: dict[str, Path], of: str) -> None:
+    """Columns that begin anywhere, a KV head that two ranks share, experts that are split; replayed steps, rounded weights."""
     card = sharing(sequences=(3, 3), max_num_seqs=4)
-    graphs = {**card, **GRAPHS}
-    narrow = {**graphs, "dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
     jobs = [(path, card) for name, path in models.items() if name != "weighted"]
-    jobs += [(models["dense"], graphs), (models["experts"], narrow), (models["dense"], {**card, "quantization": "wint4"})]
+    if of == "options":
+        narrow = {**card, **GRAPHS, "dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
+        jobs = [(models["dense"], {**card, **GRAPHS}), (models["experts"], narrow)]
+        jobs.append((models["dense"], {**card, "quantization": "wint4"}))
     expected = [serve(*job) for job in jobs]
     for found in on_each(2, serve_all, jobs):
         for job, answers, alone in zip(jobs, found, expected, strict=True):
