@@ -56,7 +56,7 @@ class OfferLayout(NamedTuple):
 
 
 class SharedMemory(NamedTuple):
-    """What ranks that share experts have in common. `gather`: returns the values (int64 [n]) of each rank: [ranks, n]."""
+    """Lent memory of ranks that share experts. `gather`: returns the values (int64 [n]) of each rank: [ranks, n]."""
 
     windows: Windows
     layout: OfferLayout
