@@ -17,6 +17,7 @@ from engine.kv_groups import KvGroup, longest_sequence, num_moving
 DRAFT_METHODS = ("ngram", "suffix", "mtp")  # tried in this order, the cheapest first
 MAX_DRAFTS = 16  # per row
 MAX_LOGPROBS = 128  # limit of --max-logprobs
+STATES_PER_SEQUENCE = 3  # slots: the confirmed recurrent state, and those that two steps in flight write
 MAX_LORAS, MAX_LORA_RANK = 64, 512  # limits of adapters loaded at a time, and of an adapter's rank
 SUFFIX_SHARED_BYTES = 64 << 20  # size of the shared tree of completed answers
 _SUFFIX_BYTES, _NGRAM_BYTES = 256, 16  # bytes in a slot's index for each of its tokens; for n-grams, of each length
@@ -61,6 +62,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     @property
     def max_drafts(self) -> int:
         return self.num_speculative_tokens if self.method else 0
+
+    @property
+    def num_logged(self) -> int:
+        """Rows behind a recurrent state that the next step may replay."""
+        return self.max_drafts + self.num_overlap
 
 
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +158,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_groups: tuple[KvGroup, ...] = (KvGroup(),)  # of layers with the same reach
     kv_cache_dtype: str  # "float32" | "bfloat16" | "int8"
     kv_cache_bytes: int  # size of the arena: num_kv_blocks blocks
+    num_states: int = 0  # slots of recurrent states; 0: the model has no recurrent layers
+    state_bytes: int = 0  # size of the arena: these slots, and slot 0
+    state_cache_interval: int = 0  # tokens between kept states of a prompt; 0: no state is kept for later requests
     enable_prefix_caching: bool
     max_waiting: int
     max_logprobs: int  # most log-probabilities per position that a request may ask for

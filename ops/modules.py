@@ -542,6 +542,25 @@ class LayerCache(msgspec.Struct):
         return self.num_heads or shape.num_kv_heads
 
 
+class LayerState(msgspec.Struct, frozen=True):
+    """First byte in a state slot of each part of a recurrent layer's state, all float32: the last inputs of the convolution
+    [kernel - 1, channels], the matrix [heads, key_dim, value_dim], and the inputs of rows behind the state, [num_logged,
+    channels] of the convolution and [num_logged, width] of the recurrence."""
+
+    window: int
+    matrix: int
+    window_log: int
+    matrix_log: int
+
+
+class StateCache(msgspec.Struct):
+    """The state arena (`engine/checkpoint/state_spec.py`): uint8 [num_states + 1, slot_bytes]. Slot 0 is all zeros, the state
+    before position 0."""
+
+    memory: Tensor
+    num_logged: int  # rows behind a state that may be replayed
+
+
 class KvCache(msgspec.Struct):
     """The KV arena as tensors.
 
@@ -550,3 +569,5 @@ class KvCache(msgspec.Struct):
 
     block_size: int
     layers: list[LayerCache] = []
+    states: StateCache | None = None  # of models with recurrent layers
+    layer_states: list[LayerState | None] = []  # of each layer; None: it is not recurrent

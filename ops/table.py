@@ -102,6 +102,12 @@ class Inputs(AttentionMetadata, Protocol):
     row_cosines: Tensor  # float32 [max_rows, head_dim]: like those of a position in `Rotary`
     row_sines: Tensor
 
+    # models with recurrent layers only: int32 [max_num_seqs + padded rows, 6], of each sequence: the slot of the state that it
+    # reads, with so many tokens (`position`); the slot that it writes; another slot that gets the state with so many tokens
+    # (`keep`, `keep_at`; 0: none); the number of its rows before the written state. A sequence first replays the logged rows
+    # from `position` to its own first row; `keep` is written if position < keep_at <= tokens of the written state
+    states: Tensor
+
 
 class StepInputs(Inputs, Protocol):
     """Inputs of trunk steps, in which the last layer continues with some rows only."""

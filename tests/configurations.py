@@ -30,6 +30,7 @@ _RESOLVED = {
     "mm_chunk_tokens": 0,
     "num_max_dispatch_tokens_per_rank": 32,
     "max_cudagraph_capture_size": 0,
+    "state_cache_interval": 0,  # no recurrent layers
     "max_loras": 0,  # no adapters
     "max_lora_rank": 0,
 }

@@ -14,6 +14,7 @@ import msgspec
 
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.state_spec import StateSpec
 from engine.config import EngineConfig
 from engine.grammars.tokens import GrammarTokens
 from engine.process.run_directory import Run
@@ -26,6 +27,7 @@ from workers.engine.model_step import ModelStep
 from workers.engine.output import Output
 from workers.engine.plan import Plan
 from workers.engine.runner import ModelRunner
+from workers.engine.state_cache import map_states
 from workers.engine.weights import ModelLoader
 from workers.extensions.adapters.columns import AdapterColumns
 from workers.extensions.drafts.drafting import make_drafting, mtp_kind
@@ -36,6 +38,7 @@ from workers.extensions.media.features import Features
 from workers.extensions.media.media import Media
 from workers.extensions.media.media_columns import MediaColumns
 from workers.extensions.pooling import StepPooling
+from workers.extensions.states import StateSlots
 from workers.extensions.typed_positions import TypedPositionColumns
 from workers.rank_group.peers import Peers
 from workers.sampling.slot_sampling import SlotSampling
@@ -53,7 +56,8 @@ class RunnerParts:
     """Everything that a rank's runner is built from.
 
     `arena`: its KV arena; `on_op` is called within a step (`make_plan`). `features`: for models with media; `adapters`: for
-    rows with adapters. `device_arena`: descriptor of memory on the card that outlives this process; -1: none.
+    rows with adapters. `device_arena`: descriptor of memory on the card that outlives this process; -1: none. `states`: the
+    state arena of a model with recurrent layers.
     """
 
     config: EngineConfig
@@ -64,6 +68,7 @@ class RunnerParts:
     features: Features | None = None
     adapters: AdapterArena | None = None
     device_arena: int = -1
+    states: memoryview | None = None
 
 
 class DeviceParts(msgspec.Struct, frozen=True):
@@ -91,12 +96,22 @@ class _Assembly:
         settle_ops(config, model, device, peers, has_encoder=features is not None, has_drafts=self._has_drafts)
         self._spec = KVCacheSpec.of(model, config.block_size, config.kv_cache_dtype, self._has_drafts)
         self._cache = map_kv_cache(parts.arena, self._spec, config.num_kv_blocks, device)
+        self._states = self._map_states(parts.states)
         self._media = [MediaColumns(model, features.arena.rows if features else None)] if model.vision else []
         self._positions = [TypedPositionColumns(model.max_position_embeddings)] if model.position_tables else []
         self._adapters = [AdapterColumns(parts.adapters)] if parts.adapters else []
         self._inputs = self._make_inputs()
         self._slots = self._make_slots()
         self._slot_sampling = SlotSampling(self._slots)
+
+    def _map_states(self, arena: memoryview | None) -> list[StateSlots]:
+        config = self._config
+        spec = StateSpec.of(self._model, config.speculative_config.num_logged)
+        if spec is None:
+            return []
+        assert arena is not None, f"{self._model.architecture} models need a state arena"
+        map_states(self._cache, arena, spec, config.num_states, self._device)
+        return [StateSlots(config)]
 
     def _make_inputs(self) -> StepInputs:
         config = self._config
@@ -112,7 +127,7 @@ class _Assembly:
             num_tables=self._spec.num_tables,
             same_inputs=self._model.same_inputs,
         )
-        columns: list[RowColumns] = [*self._media, *self._positions, *self._adapters]
+        columns: list[RowColumns] = [*self._media, *self._positions, *self._adapters, *self._states]
         return self._device_parts.make_inputs(self._device, sizes, columns)
 
     def _make_slots(self) -> BatchSlots:
@@ -137,6 +152,7 @@ class _Assembly:
         output, following = self._pooling() if config.pooling is not None else self._sampling()
         extensions: list[Extension] = [
             *self._adapters,
+            *self._states,
             *self._step_checks(),
             *self._media_extensions(),
             *following,

@@ -52,5 +52,8 @@ def make_rank(context: ActorContext, beat: Callable[[], None]) -> Rank:
     if adapter_memory is not None:
         memory += (adapter_memory,)
         adapters = AdapterArena(adapter_memory.buffer, AdapterLayout.of(model, config.max_loras, config.max_lora_rank))
-    parts = RunnerParts(config, model, memory[0].buffer, peers, beat, features, adapters, context.device_arena_fd)
+    state_memory = context.state_arena()
+    memory += (state_memory,) if state_memory is not None else ()
+    states = state_memory.buffer if state_memory is not None else None
+    parts = RunnerParts(config, model, memory[0].buffer, peers, beat, features, adapters, context.device_arena_fd, states)
     return Rank(make_runner(parts), group, model, adapters, memory)

@@ -9,9 +9,19 @@ from __future__ import annotations
 
 import time
 
-from engine.cache.kv_events import KvEventPublisher, endpoint_of
+from engine.cache.kv_events import IndexChange, KvEventPublisher, endpoint_of
 from engine.cache.reservation import ArenaReservation
-from engine.messages import BlocksCleared, BlocksMove, BlocksMoved, BlocksRemoved, BlocksStored, Hello, Message
+from engine.messages import (
+    BlocksCleared,
+    BlocksMove,
+    BlocksMoved,
+    BlocksRemoved,
+    BlocksStored,
+    Hello,
+    Message,
+    StatesRemoved,
+    StatesStored,
+)
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox, earliest
@@ -46,7 +56,7 @@ class CacheActor(Actor):
 
     def on_message(self, sender: str, message: Message) -> None:
         match message:
-            case BlocksStored() | BlocksRemoved() | BlocksCleared():
+            case BlocksStored() | BlocksRemoved() | BlocksCleared() | StatesStored() | StatesRemoved():
                 self._note(message)
                 self._publisher.add(message)
             case BlocksMove():
@@ -79,7 +89,7 @@ class CacheActor(Actor):
         """Whether memory is left to reserve and the start is over. A cache in device memory has next to none here."""
         return self.context.config.has_cache_on_host and not self._reservation.is_done and self._supervisor.state is State.READY
 
-    def _note(self, change: BlocksStored | BlocksRemoved | BlocksCleared) -> None:
+    def _note(self, change: IndexChange) -> None:
         """Update the fingerprints of the cached blocks, by which tokenizers choose replicas."""
         if self._prefixes is None:
             return

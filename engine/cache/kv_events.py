@@ -8,6 +8,8 @@ Owned by the cache actor. One multipart message is a batch, in vLLM's event styl
                            with media also "extra_keys": for each block null or [[unit's hash, its first token there], ...]
     {"type": "BlockRemoved", "block_hashes"}
     {"type": "AllBlocksCleared"}
+    {"type": "StateStored", "block_hashes"}    of models with recurrent layers: sequences can continue after these blocks,
+    {"type": "StateRemoved", "block_hashes"}   and now they cannot; AllBlocksCleared removes all states, too
 
 A gap in the numbers means that the subscriber was too slow. A lower number means that the publisher was restarted;
 AllBlocksCleared and all cached blocks follow.
@@ -22,7 +24,7 @@ from array import array
 import msgspec
 import zmq
 
-from engine.messages import BlocksCleared, BlocksRemoved, BlocksStored
+from engine.messages import BlocksCleared, BlocksRemoved, BlocksStored, StatesRemoved, StatesStored
 from engine.messages.cache import ExtraKeys
 from engine.process.control import bind_again
 from engine.process.topology import CACHE, index_of
@@ -53,7 +55,20 @@ class AllBlocksCleared(msgspec.Struct, tag_field="type", tag=True, frozen=True):
     """The prefix cache is empty."""
 
 
-KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+class StateStored(msgspec.Struct, tag_field="type", tag=True, frozen=True):
+    """States of recurrent layers after these blocks."""
+
+    block_hashes: list[bytes]
+
+
+class StateRemoved(msgspec.Struct, tag_field="type", tag=True, frozen=True):
+    """Evicted states."""
+
+    block_hashes: list[bytes]
+
+
+KvEvent = BlockStored | BlockRemoved | AllBlocksCleared | StateStored | StateRemoved
+IndexChange = BlocksStored | BlocksRemoved | BlocksCleared | StatesStored | StatesRemoved
 
 
 class KvEventPublisher:
@@ -73,7 +88,7 @@ class KvEventPublisher:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(self._endpoint)
 
-    def add(self, change: BlocksStored | BlocksRemoved | BlocksCleared) -> None:
+    def add(self, change: IndexChange) -> None:
         """Add a change of the prefix index to the next batch."""
         match change:
             case BlocksStored(block_hashes, parent_hash, token_ids, block_size, _, extra):
@@ -84,6 +99,10 @@ class KvEventPublisher:
                 self._events.append(BlockRemoved(block_hashes))
             case BlocksCleared():
                 self._events.append(AllBlocksCleared())
+            case StatesStored(block_hashes):
+                self._events.append(StateStored(block_hashes))
+            case StatesRemoved(block_hashes):
+                self._events.append(StateRemoved(block_hashes))
 
     def publish(self) -> int:
         """Publish the batch and return the number of its events. Never blocks: a PUB socket drops messages for a slow

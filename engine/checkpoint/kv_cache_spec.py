@@ -9,6 +9,9 @@ earlier one; it has none of its own then.
     layer    W0  W1  F2  W3  W4  F5
     table     1   1   0   2   2   0
     index     0   1   0   0   1   1       of the layer in a page
+
+Layers without attention have no keys and values; their place is never used. A model without any attention has pages of a few
+bytes, so that its blocks are counted, indexed and found like those of other models.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from engine.kv_groups import KvGroup
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 _SCALE_BYTES = {"float32": 0, "bfloat16": 0, "int8": 4}  # bytes of scales per position and head, for keys and for values
 _NUM_LATENT_HEADS = 1  # latent attention keeps one rotated key and, as value, one latent for all heads
+_UNUSED_PLACE = (0, 0)  # of layers without attention
+_LEAST_DIM = 2  # of keys and values in a model without attention
 _MAX_UNUSED_SHARE = 0.1  # of a page's layers, in groups with a window; there are more tables instead
 
 
@@ -56,6 +61,8 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
         if model.latents is not None:
             heads, key_dim, value_dim = _NUM_LATENT_HEADS, model.latents.rotary_dim, model.latents.latent_dim
         windows, has_marks = model.sliding_windows, False
+        if model.attention_layers is not None:
+            return _of_some_layers(model, model.attention_layers, block_size, dtype, has_drafts=has_drafts)
         if model.layer_shapes:
             return _of_shapes(model, block_size, dtype)
         sources: tuple[int, ...] = ()
@@ -100,6 +107,26 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
     def arena_bytes(self, num_blocks: int) -> int:
         """Return the bytes of the pages of `num_blocks` blocks, and of page 0."""
         return (self.num_pages(num_blocks) + 1) * self.page_bytes
+
+
+def _of_some_layers(
+    model: ModelConfig, attention_layers: Sequence[int], block_size: int, dtype: str, *, has_drafts: bool
+) -> KVCacheSpec:
+    """Return the spec of a model in which only `attention_layers` have keys and values."""
+    num_drafts = model.num_draft_layers if has_drafts else 0
+    attending = [*attention_layers, *range(model.num_layers, model.num_layers + num_drafts)]
+    found = msgspec.structs.replace(
+        model,
+        attention_layers=None,
+        sliding_windows=tuple(model.sliding_windows[layer] for layer in attention_layers) if attending else (0,),
+        num_kv_heads=model.num_kv_heads if attending else 1,
+        head_dim=model.head_dim if attending else _LEAST_DIM,
+    )
+    spec = KVCacheSpec.of(found, block_size, dtype, has_drafts)
+    place_of = dict(zip(attending, spec.places, strict=False))
+    num_layers = model.num_layers + num_drafts
+    places = tuple(place_of.get(layer, LayerPlace(*_UNUSED_PLACE)) for layer in range(num_layers))
+    return msgspec.structs.replace(spec, places=places)
 
 
 def _of_shapes(model: ModelConfig, block_size: int, dtype: str) -> KVCacheSpec:

@@ -20,6 +20,7 @@ from engine.checkpoint.families.family import MAX_LAYERS, Family, Latents, Layer
 from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.checkpoint.model_task import ScoreActivation, Task, labels_of, num_labels_of, score_activation_of, task_of
 from engine.checkpoint.quantization_config import QuantizationConfig
+from engine.checkpoint.recurrent_layer import RecurrentLayer
 from engine.checkpoint.rope_config import RopeConfig, read_ropes
 from engine.checkpoint.tensor_names import tensor_names
 from engine.checkpoint.unknown_options import unknown_options
@@ -66,6 +67,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     experts: ExpertsConfig | None = None  # in layers without an MLP
     latents: Latents | None = None
     layer_shapes: tuple[LayerShape, ...] = ()  # empty: all layers are alike
+    recurrent_layers: tuple[RecurrentLayer | None, ...] = ()  # of each layer; empty: no layer is recurrent
+    attention_layers: tuple[int, ...] | None = None  # None: all layers
     layer_inputs_dim: int = 0  # width of each layer's own embedding of a token; 0: layers have none
     same_inputs: tuple[tuple[int, int], ...] = ()  # tokens that have the embeddings of another one: both
     causal_layers: tuple[int, ...] = ()  # causal also within pictures that other layers see whole

@@ -26,6 +26,8 @@ from engine.messages.cache import BlocksMove as BlocksMove
 from engine.messages.cache import BlocksMoved as BlocksMoved
 from engine.messages.cache import BlocksRemoved as BlocksRemoved
 from engine.messages.cache import BlocksStored as BlocksStored
+from engine.messages.cache import StatesRemoved as StatesRemoved
+from engine.messages.cache import StatesStored as StatesStored
 from engine.messages.control import AbortRequest as AbortRequest
 from engine.messages.control import ActorState as ActorState
 from engine.messages.control import Adapter as Adapter
@@ -118,6 +120,8 @@ Message = (
     | BlocksStored
     | BlocksRemoved
     | BlocksCleared
+    | StatesStored
+    | StatesRemoved
     | BlocksMove
     | BlocksMoved
     | Prepare

@@ -1,6 +1,6 @@
 """Blocks that are added to, removed from and moved in the prefix cache.
 
-scheduler <-> cache actor    BlocksStored, BlocksRemoved, BlocksCleared, BlocksMove, BlocksMoved
+scheduler <-> cache actor    BlocksStored, BlocksRemoved, BlocksCleared, StatesStored, StatesRemoved, BlocksMove, BlocksMoved
 """
 
 from __future__ import annotations
@@ -29,6 +29,16 @@ class BlocksRemoved(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 class BlocksCleared(msgspec.Struct, tag=True, array_like=True, gc=False):
     pass
+
+
+class StatesStored(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """States of recurrent layers after these blocks, from which a sequence can continue from now on."""
+
+    block_hashes: list[bytes]
+
+
+class StatesRemoved(msgspec.Struct, tag=True, array_like=True, gc=False):
+    block_hashes: list[bytes]
 
 
 class BlocksMove(msgspec.Struct, tag=True, array_like=True, gc=False):

@@ -65,6 +65,9 @@ class Step(msgspec.Struct, tag=True, array_like=True, gc=False):
     generation: int = 0  # of the prefix cache: when it is emptied, the sources of drafts are cleared too
     wants_drafts: bytes = b""  # bool [n]: drafts would pay, now or later, so draft layers keep up with the row; empty: none
     block_tables: bytes = b""  # int32 [m]: the block table that block_ids[j] is in; empty: the first
+    # int32 [n, 5], with recurrent layers: each row reads the state of slot 0, with so many tokens, and writes another slot; a
+    # third one, if it is not 0, gets the state with so many tokens, if the row reaches it. `is_following`: lowest possible
+    states: bytes = b""
 
 
 class LoadWeights(msgspec.Struct, tag=True, array_like=True, gc=False):

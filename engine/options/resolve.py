@@ -48,6 +48,7 @@ from engine.options.resolve_memory import LEAST_TOKENS, affordable_cache_bytes, 
 from engine.options.resolve_parsers import resolve_parsers
 from engine.options.resolve_pooling import resolve_pooling, resolve_whole_prompts
 from engine.options.resolve_ranks import resolve_dispatch_rows, resolve_ranks, resolve_threads
+from engine.options.resolve_states import resolve_states
 from engine.options.resolve_weights import (
     cache_directory,
     processor_flags,
@@ -282,6 +283,7 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
         kv_groups=groups,
         kv_cache_dtype=kv_cache_dtype,
         kv_cache_bytes=kv_cache.arena_bytes(num_kv_blocks),
+        **resolve_states(options, model, device, kv_cache, num_kv_blocks, limit),
         device=device,
         device_arena_library=ARENA_LIBRARIES.get(device, ""),
         ops=ops,

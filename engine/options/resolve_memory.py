@@ -18,7 +18,7 @@ from engine.checkpoint.gguf.file import LINK_NAME
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.stored_weights import StoredWeights
-from engine.config import EngineConfig
+from engine.config import STATES_PER_SEQUENCE, EngineConfig
 from engine.errors import TooLargeError
 from engine.options.table import OptionValues
 from engine.process.segments import MediaMemory
@@ -48,6 +48,7 @@ class MemoryNeeds(msgspec.Struct, frozen=True):
     adapters: int = 0
     ranks: int = 0
     drafts: int = 0
+    states: int = 0
 
     @property
     def total(self) -> int:
@@ -61,7 +62,7 @@ class MemoryNeeds(msgspec.Struct, frozen=True):
 
 _NAMES = {
     **{"kv_cache": "KV cache", "step": "buffers of a step", "media": "images and video", "ranks": "exchange between ranks"},
-    "drafts": "indexes of drafts",
+    **{"drafts": "indexes of drafts", "states": "recurrent states"},
 }
 
 
@@ -84,6 +85,7 @@ def memory_needs(config: EngineConfig, model: ModelConfig, weights_bytes: int) -
         adapters=config.adapter_bytes - config.adapter_expert_bytes,
         ranks=config.comm_bytes * (1 if config.enable_expert_parallel else replicas) if config.num_ranks > 1 else 0,
         drafts=_drafts_bytes(config) * replicas,
+        states=config.state_bytes * replicas,
     )
 
 
@@ -150,14 +152,16 @@ def _fitting(options: OptionValues, config: EngineConfig, model: ModelConfig, st
     least_cache = spec.arena_bytes(math.ceil(min(config.max_model_len, LEAST_TOKENS) / config.block_size))
     can_round = config.ops in ("native", "cuda") and config.quantization == "none" and not stored.integer_bytes
     quantizations = QUANTIZATIONS if can_round else (config.quantization,)
-    for replicas, quantization in itertools.product(dict.fromkeys((config.data_parallel_size, 1)), quantizations):
-        changed = msgspec.structs.replace(config, data_parallel_size=replicas, kv_cache_bytes=0)
+    numbers = dict.fromkeys((config.data_parallel_size, 1)), quantizations, _batch_sizes(config)
+    for replicas, quantization, max_num_seqs in itertools.product(*numbers):
+        changed = msgspec.structs.replace(_with_batch(config, max_num_seqs), data_parallel_size=replicas, kv_cache_bytes=0)
         needs = memory_needs(changed, model, stored.num_bytes(model, config.dtype, quantization))
         room = (available - needs.total) // replicas
         if room < least_cache:
             continue
         parts = [f"--data-parallel-size {replicas}"] if replicas != config.data_parallel_size else []
         parts += [f"--quantization {quantization}"] if quantization != config.quantization else []
+        parts += [f"--max-num-seqs {max_num_seqs}"] if max_num_seqs != config.max_num_seqs else []
         cache = min(room, config.kv_cache_bytes)
         if cache < config.kv_cache_bytes:
             num_blocks = int(_SPARE_SHARE * cache) // spec.bytes_per_block - 1
@@ -167,6 +171,21 @@ def _fitting(options: OptionValues, config: EngineConfig, model: ModelConfig, st
             parts.append(f"--num-kv-blocks {num_blocks}" if in_blocks else f"--kv-cache-memory {size}")
         return f"{' '.join(parts)} ({_rounded(needs.total + replicas * cache)})"
     return ""
+
+
+def _batch_sizes(config: EngineConfig) -> list[int]:
+    """Return the sizes of batches to try: smaller ones only if each sequence needs much memory, for its recurrent states."""
+    return [config.max_num_seqs >> halvings for halvings in range(config.max_num_seqs.bit_length() if config.num_states else 1)]
+
+
+def _with_batch(config: EngineConfig, max_num_seqs: int) -> EngineConfig:
+    """Return the configuration with another `max_num_seqs`, and as many kept states."""
+    if max_num_seqs == config.max_num_seqs:
+        return config
+    slot_bytes = config.state_bytes // (config.num_states + 1)
+    num_states = config.num_states - STATES_PER_SEQUENCE * (config.max_num_seqs - max_num_seqs)
+    state_bytes = slot_bytes * (num_states + 1)
+    return msgspec.structs.replace(config, max_num_seqs=max_num_seqs, num_states=num_states, state_bytes=state_bytes)
 
 
 # ------------------------------------------------------------------------------------------------------------- auto

@@ -269,6 +269,20 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         ),
         Option("enable-prefix-caching", flag(), True, "reuse the KV cache of common prompt prefixes"),
         Option(
+            "state-cache-interval",
+            whole(1, 1 << 31),
+            None,
+            "models with recurrent layers: tokens between the states of a prompt that are kept for later requests, a multiple "
+            "of --block-size; default: 256, or more if the states of the longest prompt need more than half of the slots",
+        ),
+        Option(
+            "state-cache-memory",
+            num_bytes(0),
+            None,
+            "models with recurrent layers: memory for kept states, beside three for each of --max-num-seqs; 0: none are kept; "
+            "default: at most 1GiB and an eighth of free memory",
+        ),
+        Option(
             "max-num-batched-encoder-embeds",
             whole(1, 1 << 20),
             None,

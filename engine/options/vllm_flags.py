@@ -49,7 +49,7 @@ _TRANSFER = "moving a KV cache between engines is not supported"
 _CODE = "loading external code is not supported"
 _PLUGIN = "a parser is a package with an entry point in tokamak.parsers; name it with --plugins"
 _LIMITS = "request headers are limited to 64 KiB and 100 fields"
-_STATE = "no supported model has recurrent layers"
+_STATE = "states of recurrent layers are float32 and kept at ends of blocks (--state-cache-interval)"
 _DEVICES = "it only applies to the GPU runner of vLLM"
 _METRICS = "/metrics has all metrics"
 _ENCODER = "the precision of encoders is set by --vision-quantization"
@@ -284,7 +284,7 @@ VLLM_FLAGS: dict[str, Fate] = {
     "long_prefill_token_threshold_adaptive": _flag("steps are limited by measured time (--max-step-time)"),
     "lora_target_modules": _none("the adapter defines which modules it changes"),
     "mamba_backend": _none(_STATE),
-    "mamba_block_size": _none(_STATE),
+    "mamba_block_size": _alias("state_cache_interval"),
     "mamba_cache_dtype": _none(_STATE),
     "mamba_cache_mode": _none(_STATE),
     "mamba_cache_philox_rounds": _none(_STATE),

@@ -18,7 +18,7 @@ from engine.messages import ActorState
 from engine.process.events import EventSender
 from engine.process.outbox import Outbox
 from engine.process.run_directory import Run
-from engine.process.segments import ADAPTERS, ENCODER, encoder_bytes_of, slab_bytes_of
+from engine.process.segments import ADAPTERS, ENCODER, STATES, encoder_bytes_of, slab_bytes_of
 from engine.process.topology import CACHE, SCHEDULER, SUPERVISOR, actors_of, index_of, partner_of, readers_of, role_of
 from engine.process.tracer import Tracer
 from shm.counters import ActorRow, Cell, Counters, HistogramCells, State
@@ -170,6 +170,10 @@ class ActorContext:
     def adapter_arena(self) -> MemoryFile | None:
         """The adapters of all ranks; None: adapters are disabled."""
         return self._media_memory(ADAPTERS, self.config.adapter_bytes) if self.config.adapter_bytes else None
+
+    def state_arena(self) -> MemoryFile | None:
+        """The recurrent states of this rank's replica; None: the model has none."""
+        return self._media_memory(STATES, self.config.state_bytes) if self.config.state_bytes else None
 
     def _slab_memory(self, producer: str) -> MemoryFile:
         return self._media_memory(producer, ExtentSlab.num_bytes_of(slab_bytes_of(self.config)[role_of(producer)]))

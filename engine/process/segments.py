@@ -7,6 +7,7 @@ experts.main           with shared experts: their placement, and rows per expert
 prefix.<cache>         one per replica, if there are several: which blocks are cached there
 trace.<actor>          while a trace is on: its last events (created by the tracing tool)
 memfd                  KV arena, one per replica: no name, freed with the last process that holds it
+memfd                  state arena, one per replica, for a model with recurrent layers
 memfd                  adapter arena, if adapters are enabled
 memfd                  comm arena, one per replica with several ranks, or one for all ranks that share experts
 
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
 PREFIX_BYTES = 4 << 20  # of all replicas' fingerprints
 _OVERHEAD_BYTES = 4 << 20  # headers and the counters file
 _ARENA_ROLES = (CACHE, "worker")
-ENCODER, ADAPTERS = "encoder", "adapters"
+ENCODER, ADAPTERS, STATES = "encoder", "adapters", "states"
 _SLABS_OF_ROLE = {MEDIA: ("api",), "worker": (MEDIA,)}  # roles of the slabs that they read
 
 
@@ -114,13 +115,15 @@ class RunSegments:
         max_drafts: int = 0,
         max_loras: int = 0,
         adapter_bytes: int = 0,
+        state_bytes: int = 0,
         *,
         has_cache_on_host: bool = True,
         has_traces: bool = False,
     ) -> None:
         """`names`: the children. `arena_bytes`, `num_cached_blocks`: of each replica's KV arena. `comm_bytes`: of the comm
         arena of each rank group (the ranks of a replica, or all that share experts). `media`: for a vision model. `max_drafts`:
-        per row. `max_loras`, `adapter_bytes`: of the adapter arena. Raises StartError if there is not enough memory."""
+        per row. `max_loras`, `adapter_bytes`: of the adapter arena; `state_bytes`: of each replica's state arena. Raises
+        StartError if there is not enough memory."""
         require_room(required_bytes(names, sizes) + (shared_experts.num_bytes if shared_experts else 0), free_bytes())
         schedulers = actors_of(SCHEDULER, names)
         self._readers = {name: readers_of(name, names) for name in schedulers} or {SCHEDULER: actors_of("worker", names)}
@@ -161,6 +164,7 @@ class RunSegments:
             RankGroupHeader.begin(comm.buffer, len(ranks)) for comm, ranks in zip(self._comms, self._rank_groups, strict=False)
         ]
         self._adapters = MemoryFile.create("tokamak-adapters", adapter_bytes, is_sparse=True) if adapter_bytes else None
+        self._states = [MemoryFile.create("tokamak-state-arena", state_bytes) for _ in self._readers] if state_bytes else []
         self._slabs: dict[str, MemoryFile] = {}  # by producer
         self._encoders: list[MemoryFile] = []  # by replica
         if media is not None:
@@ -186,6 +190,7 @@ class RunSegments:
             config.speculative_config.max_drafts,
             config.max_loras,
             config.adapter_bytes,
+            config.state_bytes,
             has_cache_on_host=config.has_cache_on_host,
             has_traces=config.trace,
         )
@@ -215,14 +220,16 @@ class RunSegments:
         return self._comms[_place_in(self._rank_groups, name)[0]] if self._comms and role_of(name) == "worker" else None
 
     def media_memory_of(self, name: str) -> dict[str, MemoryFile]:
-        """Return the slabs and the arenas of features and adapters that an actor maps: slabs by the names of their producers,
-        the arenas as `encoder` and `adapters`."""
+        """Return the slabs and the arenas of features, adapters and states that an actor maps: slabs by the names of their
+        producers, the arenas as `encoder`, `adapters` and `states`."""
         producers = _SLABS_OF_ROLE.get(role_of(name), ())
         found = {producer: slab for producer, slab in self._slabs.items() if role_of(producer) in producers or producer == name}
         if self._encoders and role_of(name) == "worker":
             found[ENCODER] = self._encoders[_place_in(self._readers.values(), name)[0]]
         if self._adapters is not None and role_of(name) == "worker":
             found[ADAPTERS] = self._adapters
+        if self._states and role_of(name) == "worker":
+            found[STATES] = self._states[_place_in(self._readers.values(), name)[0]]
         return found
 
     def blame_file(self, name: str) -> bool:
@@ -261,7 +268,7 @@ class RunSegments:
             notes.close()
         self.counters.close()
         adapters = [self._adapters] if self._adapters is not None else []
-        for arena in (*self.arenas, *self._comms, *self._slabs.values(), *self._encoders, *adapters):
+        for arena in (*self.arenas, *self._states, *self._comms, *self._slabs.values(), *self._encoders, *adapters):
             arena.close()
         release_segments(self.descriptors)
         os.close(self._hold)

@@ -10,6 +10,7 @@ One process. It owns every queue, batch slot and block table; everything that a 
     queues.py        sequences in their order               fair_share.py      fair turns between sources
     batch_state.py   all sequences, slots, the block pool   delivery.py        outputs to the tokenizers
     block_pool.py    blocks, with prefix_cache.py           block_events.py    changes of the index, to the cache actor
+    states.py        states of recurrent layers
     aborts.py        sequences that end early               commands.py        operators' commands
     ranks.py         ranks that are present                 weight_state.py    the state machine of the weights
     stats.py         metrics                                weight_updates.py  commands about the weights
@@ -61,6 +62,7 @@ from engine.scheduler.policy import schedule
 from engine.scheduler.ranks import Ranks
 from engine.scheduler.results import Results, ending_output, finish_reason_of, rejection
 from engine.scheduler.sequence import LOGPROB_BYTES, Sequence, start_bytes
+from engine.scheduler.states import StatePool, StateRules
 from engine.scheduler.stats import SchedulerStats
 from engine.scheduler.step_cost import StepCost
 from engine.scheduler.step_trace import trace_dispatch, trace_result
@@ -106,6 +108,11 @@ class SchedulerActor(Actor):
         max_drafts = max(0, min(max_drafts, room // token_bytes))
         result_bytes += token_bytes * max_drafts
         self._result_bytes = result_bytes
+        self._cost = StepCost(int(config.max_step_time_ms * 1e6))
+        overlap, states, rules = config.speculative_config.num_overlap, None, None
+        if config.num_states:
+            rules = StateRules(config.block_size, config.state_cache_interval, overlap)
+            states = StatePool(config.num_states, config.max_num_seqs, rules, self._cost.prompt_ns)
         self.limits = Limits(
             max_tokens=config.max_num_batched_tokens,
             max_running=config.max_num_seqs,
@@ -116,13 +123,14 @@ class SchedulerActor(Actor):
             are_prompts_whole=config.pooling is not None and config.pooling.is_whole,
             mm_chunk_tokens=config.mm_chunk_tokens,
             max_drafts=max_drafts,
-            num_overlap=config.speculative_config.num_overlap,
+            num_overlap=overlap,
             long_prefill_tokens=config.long_prefill_token_threshold,
             max_partial_prefills=config.max_num_partial_prefills,
             max_long_prefills=config.max_long_partial_prefills,
             groups=config.kv_groups,
+            states=rules,
         )
-        pool = BlockPool(config.num_kv_pages, config.kv_groups)
+        pool = BlockPool(config.num_kv_pages, config.kv_groups, states)
         self.block_events = BlockEvents(context.outbox(context.cache), pool, config.block_size)
         self.batch = BatchState(self.limits, pool, self.block_events.stored, config.speculative_config.max_drafts)
         self.admission = AdmissionControl(config, self.limits)
@@ -152,7 +160,6 @@ class SchedulerActor(Actor):
         self._adapters = AdapterRegistry(context) if config.max_loras else None
         self._held_until_ns = 0  # by the last plan; 0: not held
         self._passed_over: Sequence | None = None  # by the last plan
-        self._cost = StepCost(int(config.max_step_time_ms * 1e6))
         self._kind = StepKind.DECODE if config.enable_expert_parallel and not config.ep_mixed_steps else StepKind.MIXED
         others = [name for name in context.schedulers if name != context.name and config.enable_expert_parallel]
         self._others_running = [context.counters.counter("num_requests_running", name) for name in others]

@@ -17,6 +17,7 @@ from engine.scheduler.policy import Admission, find_prefix, num_blocks_kept
 from engine.scheduler.prefix_cache import CachedBlock
 from engine.scheduler.queues import RunningQueue, WaitingQueue
 from engine.scheduler.sequence import Sequence, SequenceState
+from engine.scheduler.states import StateUse
 
 MAX_REMEMBERED_HITS = 8192
 
@@ -108,6 +109,8 @@ class BatchState:
                 tables[number] += self.pool.allocate(num_blocks - num_hit_blocks, number)
         sequence.tables = tables
         sequence.num_freed = [self.limits.first_needed(group, num_hit_blocks) for group in self.limits.groups]
+        if self.pool.states is not None:
+            sequence.states = self.pool.states.start(sequence.block_keys[num_hit_blocks - 1] if num_hit_blocks else b"")
         sequence.num_computed = sequence.num_confirmed = self.limits.first_position(num_hit_tokens)
         sequence.num_indexed_blocks = num_hit_blocks
         sequence.generation = self.pool.prefix_cache.generation
@@ -199,6 +202,7 @@ class BatchState:
         is_private = bool(sequence.request.shared.options.cache_salt)
         if sequence.state is SequenceState.FINISHED and sequence.is_started and not is_private:
             self.ended.append((sequence.slot, len(sequence.token_ids)))
+        self._give_up_states(sequence)
         for table in sequence.forget_blocks():
             self.pool.release(table)
         if sequence.state is SequenceState.LEAVING:
@@ -235,11 +239,41 @@ class BatchState:
 
     def rollback_in_flight(self) -> None:
         """Restart running sequences from their confirmed positions: the steps in flight were lost with a rank."""
-        for sequence in self.running:
+        for sequence in [*self.running, *self._leaving]:
+            if sequence.states is not None and self.pool.states is not None:
+                self.pool.states.rollback(sequence.states, to_start=sequence.is_pooled_whole)
             sequence.rollback_in_flight(self.limits.first_position)
         for sequence in list(self._leaving):
-            sequence.rollback_in_flight(self.limits.first_position)
             self.release_drained(sequence)
+
+    def can_keep_states(self, sequence: Sequence) -> bool:
+        """Return whether others may continue from the sequence's states, as from its blocks."""
+        return self.limits.has_prefix_cache and sequence.generation == self.pool.prefix_cache.generation
+
+    def dispatch_states(self, sequence: Sequence, end: int) -> StateUse:
+        """Return the states that a step reads and writes which computes the sequence up to `end`, at the least."""
+        assert sequence.states is not None
+        assert self.pool.states is not None
+        ahead, num_prompt_tokens = sequence.num_ahead, sequence.num_prompt_tokens
+        can_keep = self.can_keep_states(sequence)
+        return self.pool.states.dispatch(sequence.states, end, ahead, num_prompt_tokens, can_keep=can_keep)
+
+    def confirm_states(self, sequence: Sequence, end: int) -> None:
+        """Note that a result has confirmed the sequence's state at `end`, without drafts; its full blocks are indexed."""
+        if sequence.states is not None and self.pool.states is not None:
+            can_keep = self.can_keep_states(sequence)
+            num_prompt_tokens = sequence.num_prompt_tokens
+            self.pool.states.confirm(sequence.states, end, sequence.block_keys, num_prompt_tokens, can_keep=can_keep)
+
+    def discard_states(self, sequence: Sequence) -> None:
+        """Note that the sequence's oldest step in flight sampled nothing and is computed again."""
+        if sequence.states is not None and self.pool.states is not None:
+            self.pool.states.discard(sequence.states)
+
+    def _give_up_states(self, sequence: Sequence) -> None:
+        if sequence.states is not None and self.pool.states is not None:
+            self.pool.states.leave(sequence.states)
+            sequence.states = None
 
     def preempt_all(self) -> None:
         """Move all running sequences back to waiting."""

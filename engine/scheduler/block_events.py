@@ -1,4 +1,4 @@
-"""Changes of the prefix index on their way to the KV-event publisher: blocks stored, removed, all cleared.
+"""Changes of the prefix index on their way to the KV-event publisher: blocks and states stored, removed, all cleared.
 
 Used by the scheduler process alone. The publisher's view may lag but never misses a change: events that do not fit its ring
 wait here. If too many wait, or if either side was restarted, the view is rebuilt from the index.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from engine.block_keys import KEY_BYTES
-from engine.messages import BlocksCleared, BlocksRemoved, BlocksStored
+from engine.messages import BlocksCleared, BlocksRemoved, BlocksStored, StatesRemoved, StatesStored
 from engine.process.outbox import BackloggedOutbox, Outbox
 from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.prefix_cache import CachedBlock
@@ -46,10 +46,13 @@ class BlockEvents:
         """Make the publisher forget everything, then send it the whole index."""
         self.cleared()
         self.stored(list(self._pool.prefix_cache))
+        if self._pool.states is not None:
+            self._pool.states.changed = dict.fromkeys(self._pool.states.kept_keys, True)
 
     def flush(self) -> int:
         """Send as much as fits; return the number of messages sent."""
         self._take_evictions()
+        self._take_states()
         num_sent = self._outbox.flush()
         if len(self._outbox) > MIN_BACKLOG + self._pool.num_pages:
             self.draw_anew()
@@ -61,6 +64,16 @@ class BlockEvents:
         for start in range(0, len(keys), self._max_blocks):
             self._outbox.post(BlocksRemoved(keys[start : start + self._max_blocks]))
         keys.clear()
+
+    def _take_states(self) -> None:
+        """Send changes of the kept states, after those of their blocks."""
+        if self._pool.states is None or not self._pool.states.changed:
+            return
+        changed, self._pool.states.changed = self._pool.states.changed, {}
+        for kind, is_there in ((StatesRemoved, False), (StatesStored, True)):
+            keys = [key for key, is_stored in changed.items() if is_stored is is_there]
+            for start in range(0, len(keys), self._max_blocks):
+                self._outbox.post(kind(keys[start : start + self._max_blocks]))
 
     def _chains(self, entries: list[CachedBlock]) -> Iterator[BlocksStored]:
         """Split `entries` where one is not the parent of the next, and where a message would be too long."""

@@ -19,15 +19,18 @@ from collections.abc import Iterable, Sequence
 
 from engine.kv_groups import KvGroup
 from engine.scheduler.prefix_cache import CachedBlock, PrefixCache
+from engine.scheduler.states import StatePool
 
 NO_BLOCK = 0
 
 
 class BlockPool:
-    """Reference counts of all blocks, and the prefix cache of full ones. `num_free` and `num_unused` count pages."""
+    """Reference counts of all blocks, and the prefix cache of full ones. `num_free` and `num_unused` count pages. `states`: of
+    models with recurrent layers; states are kept under the keys of cached blocks."""
 
-    def __init__(self, num_pages: int, groups: Sequence[KvGroup] = (KvGroup(),)) -> None:
+    def __init__(self, num_pages: int, groups: Sequence[KvGroup] = (KvGroup(),), states: StatePool | None = None) -> None:
         self.num_pages = num_pages
+        self.states = states
         self.prefix_cache = PrefixCache(groups)
         self._pages_per_block = [group.num_tables for group in groups]
         self._num_references = [0] * (num_pages + 1)
@@ -97,15 +100,21 @@ class BlockPool:
         for block_id in self.prefix_cache.clear():
             self._vacate(block_id)
         self._num_evictable = 0
+        if self.states is not None:
+            self.states.clear()
 
     def _size(self, block_id: int) -> int:
         pages = self._pages.get(block_id)
         return len(pages) if pages else 1
 
     def _evict(self) -> None:
+        num_before = len(self.prefix_cache.evicted_keys)
         for block_id in self.prefix_cache.evict():
             self._num_evictable -= self._size(block_id)
             self._vacate(block_id)
+        if self.states is not None:
+            for key in self.prefix_cache.evicted_keys[num_before:]:
+                self.states.drop(key)
 
     def _vacate(self, block_id: int) -> None:
         pages = self._pages.pop(block_id, None)

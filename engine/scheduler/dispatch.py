@@ -129,6 +129,7 @@ def build_step(step_id: int, rows: list[SequenceChunk], batch: BatchState, now_n
     block_size = batch.limits.block_size
     first_tables = [0, *accumulate(group.num_tables for group in batch.limits.groups)]
     is_sampling, is_following, wants_drafts, num_drafts = bytearray(), bytearray(), bytearray(), array("i")
+    states = array("i")
     for row in rows:
         sequence = row.sequence
         end = row.end
@@ -150,6 +151,9 @@ def build_step(step_id: int, rows: list[SequenceChunk], batch: BatchState, now_n
         is_following.append(sequence.num_ahead > 0)
         num_drafts.append(row.num_drafts)
         wants_drafts.append(sequence.num_wanted > 0)
+        if sequence.states is not None:
+            use = batch.dispatch_states(sequence, row.start + row.num_tokens)
+            states.extend((use.read, use.position, use.write, use.keep, use.keep_at))
         sequence.num_computed = row.start + row.num_tokens
         sequence.num_unknown += row.is_sampling
         sequence.num_ahead += row.num_drafts
@@ -174,6 +178,7 @@ def build_step(step_id: int, rows: list[SequenceChunk], batch: BatchState, now_n
         generation=batch.pool.prefix_cache.generation,
         wants_drafts=bytes(wants_drafts) if any(wants_drafts) else b"",
         block_tables=block_tables_ if any(block_tables) else b"",
+        states=states.tobytes(),
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from engine.kv_groups import KvGroup
 from engine.scheduler.sequence import Sequence
+from engine.scheduler.states import StateRules
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -28,6 +29,7 @@ class Limits(msgspec.Struct, frozen=True):
     max_partial_prefills: int = 0  # prompts that are partly computed; 0: no limit
     max_long_prefills: int = 1  # long prompts per source that are computed at the same time
     groups: tuple[KvGroup, ...] = (KvGroup(),)  # of layers; each has block tables of its own
+    states: StateRules | None = None  # of models with recurrent layers
 
     @property
     def pages_per_block(self) -> int:

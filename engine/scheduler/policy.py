@@ -22,6 +22,7 @@ tokens and blocks.
   one. They delay no prompt and preempt no sequence: if a block is missing, they give theirs up first.
 - A sequence that lacks features of an image or video waits in place without delaying others (`encoder_work.py`), and so does
   one with a grammar that the ranks are still compiling (`grammars.py`).
+- A model with recurrent layers keeps the state of a prompt every so many tokens, so chunks may end there (`states.py`).
 - Ranks that share experts: new requests are held for a while, and prefill may be kept apart from decode (`intake.py`).
 """
 
@@ -42,6 +43,7 @@ from engine.scheduler.prefix_cache import Prefix
 from engine.scheduler.queues import SequenceQueue
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.sequence_media import SequenceMedia
+from engine.scheduler.states import StatePool
 from engine.scheduler.step_cost import StepCost
 
 MAX_LOOK = 64  # waiting sequences looked at for one step, while others take its tokens
@@ -176,14 +178,21 @@ def num_blocks_kept(sequence: Sequence, block_size: int) -> int:
 
 
 def find_prefix(sequence: Sequence, pool: BlockPool, limits: Limits) -> Prefix:
-    """Return the cached blocks that the sequence starts with. At least its last token is always left to compute."""
+    """Return the cached blocks that the sequence starts with: of a model with recurrent layers, those before a kept state. At
+    least its last token is always left to compute."""
     if not limits.has_prefix_cache or sequence.wants_prompt_logprobs:
         return Prefix(0, [[] for _ in limits.groups])
     media, block_size = sequence.media, limits.block_size
     hash_blocks(sequence.token_ids, block_size, sequence.block_keys, len(sequence.token_ids), sequence.extras)
     keys = sequence.block_keys[: (len(sequence.token_ids) - 1) // block_size]
     shorten = None if media is None else partial(media.num_hit_blocks, block_size=block_size)
+    if pool.states is not None:
+        shorten = partial(_num_blocks_with_state, pool.states, keys, shorten)
     return pool.prefix_cache.match(keys, limits.first_needed, shorten)
+
+
+def _num_blocks_with_state(states: StatePool, keys: list[bytes], shorten: Callable[[int], int] | None, num_blocks: int) -> int:
+    return states.longest(keys, num_blocks if shorten is None else shorten(num_blocks))
 
 
 class _Candidate(msgspec.Struct, eq=False):
@@ -471,7 +480,8 @@ class _Scheduling:
             return 0
         media = sequence.media
         if media is None or start >= media.end or budget <= 0:
-            return budget
+            states = self._limits.states
+            return budget if states is None else states.cut(start, start + budget, sequence.num_prompt_tokens) - start
         max_tokens = self._limits.max_tokens
         target = self._limits.mm_chunk_tokens or max_tokens
         end = media.chunk_end(start, len(sequence.token_ids), target, max_tokens, budget)
@@ -488,5 +498,7 @@ class _Scheduling:
     def _should_follow(self, sequence: Sequence, leader: Sequence | None, new_groups: set[str]) -> bool:
         """Return whether the sequence should wait until another of its group has computed their common prompt."""
         is_computing = leader.is_computing_prompt if leader is not None else sequence.request.own.group_id in new_groups
-        can_share = self._limits.has_prefix_cache and sequence.num_prompt_tokens > self._limits.block_size
+        limits = self._limits
+        has_states = limits.states is None or limits.states.interval > 0
+        can_share = limits.has_prefix_cache and has_states and sequence.num_prompt_tokens > limits.block_size
         return is_computing and can_share and not sequence.wants_prompt_logprobs

@@ -83,8 +83,10 @@ class Results:
             sequence.num_in_flight -= 1
             if sequence.state is not SequenceState.FINISHED and row.is_sampling and not count:
                 sequence.drew_nothing(row.start + row.num_tokens, row.num_drafts)
+                self._batch.discard_states(sequence)
             elif sequence.state is not SequenceState.FINISHED:
                 sequence.num_confirmed = row.start + row.num_tokens
+                end = len(sequence.token_ids) if row.is_sampling else sequence.num_confirmed
                 if index in result.prompt_rows:
                     self._hand_on_prompt(sequence, result.prompt_rows[index], columns.weight_version)
                 if row.is_sampling:
@@ -95,6 +97,7 @@ class Results:
                     sequence.num_wanted = columns.num_wanted[index]
                     count = num_taken[index] = _append(sequence, columns.token_ids[first : first + count])
                 self._batch.share_blocks(sequence)
+                self._batch.confirm_states(sequence, end)
                 if has_windows:
                     self._batch.free_behind_windows(sequence)
                 if sequence.is_reporting:

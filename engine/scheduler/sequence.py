@@ -26,6 +26,7 @@ import msgspec
 from engine.block_keys import BlockExtras
 from engine.messages import Output, Rejected, SequenceRequest
 from engine.scheduler.sequence_media import SequenceMedia
+from engine.scheduler.states import SequenceStates
 
 NO_SLOT = -1
 START_BYTES = 512  # of a SlotStart besides its tokens, block ids and sampling parameters
@@ -90,6 +91,7 @@ class Sequence(msgspec.Struct, eq=False):
     is_started: bool = False  # the worker has the contents of the slot
     tables: list[list[int]] = []  # block ids, of each group of layers; 0: freed behind the window
     num_freed: list[int] = []  # leading blocks of each table
+    states: SequenceStates | None = None  # slots of recurrent states; None: it holds none
     block_keys: list[bytes] = msgspec.field(default_factory=list)  # of the full blocks of known tokens, as far as needed
     num_indexed_blocks: int = 0
     generation: int = 0  # of the prefix index when the block table was started
@@ -160,17 +162,19 @@ class Sequence(msgspec.Struct, eq=False):
         return min(self.num_computed + self.num_ahead, self.max_total_tokens)
 
     def drew_nothing(self, end: int, num_drafts: int) -> None:
-        """Note that a step that should sample after position `end - 1` sampled no token, because its grammar mask was late."""
+        """Note that a step that should sample after position `end - 1` sampled no token, because its grammar mask was late. The
+        state of recurrent layers has seen that position, so such a sequence goes back to the state before."""
         self.num_unknown -= 1
         self.num_ahead -= num_drafts
-        self.num_confirmed = max(self.num_confirmed, min(end, len(self.token_ids)) - 1)
+        if self.states is None:
+            self.num_confirmed = max(self.num_confirmed, min(end, len(self.token_ids)) - 1)
         self.is_late = True
 
     def draw_again(self, first_position: Callable[[int], int]) -> None:
         """Continue from what is confirmed; no step in flight has the sequence."""
         if self.is_late:
             self.is_late = False
-            self.num_computed = first_position(self.num_confirmed)
+            self.num_computed = self._first_to_compute(first_position)
 
     def rollback_in_flight(self, first_position: Callable[[int], int]) -> None:
         """Return to what results have confirmed: the steps in flight are lost, and so is the worker's state of the slot."""
@@ -179,8 +183,12 @@ class Sequence(msgspec.Struct, eq=False):
         self.is_late = False
         # stays as it is otherwise: blocks before it may be freed
         self.num_confirmed = 0 if self.is_pooled_whole else self.num_confirmed
-        self.num_computed = first_position(self.num_confirmed)
+        self.num_computed = self._first_to_compute(first_position)
         self.is_started = False
+
+    def _first_to_compute(self, first_position: Callable[[int], int]) -> int:
+        """Return where the sequence goes on from what is confirmed, but not before its state."""
+        return max(first_position(self.num_confirmed), self.states.position if self.states is not None else 0)
 
     def forget_blocks(self) -> list[list[int]]:
         """Reset to nothing computed; return the block tables, to be freed."""

@@ -12,6 +12,7 @@ from engine.process.adapters import AdapterGauge
 from engine.process.context import ActorContext
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.sequence import Sequence, SequenceState
+from engine.scheduler.states import StatePool
 from engine.scheduler.weight_state import WeightState
 
 
@@ -28,6 +29,10 @@ class SchedulerStats:
         self._free_blocks = cell("num_free_kv_blocks")
         self._cached_blocks = cell("num_cached_kv_blocks")
         self._free_slots = cell("num_free_slots")
+        self._used_states = cell("num_used_states")
+        self._cached_states = cell("num_cached_states")
+        self._state_hits = cell("state_cache_hits_total")
+        self._state_evictions = cell("state_cache_evictions_total")
         self._tokens_to_compute = cell("num_tokens_to_compute")
         self._slow_streams = cell("slow_streams")
         self._version = cell("engine_weight_version")
@@ -55,6 +60,7 @@ class SchedulerStats:
         self._sample = context.histogram("step_sample_seconds")
         self._return = context.histogram("step_return_seconds")
         cell("num_kv_blocks").set(context.config.num_kv_blocks)
+        cell("num_states").set(context.config.num_states)
         self._adapters_running = AdapterGauge(context, "adapter_requests_running")
         self._adapters_waiting = AdapterGauge(context, "adapter_requests_waiting")
         self._max_loras = context.config.max_loras
@@ -112,6 +118,13 @@ class SchedulerStats:
         self._free_blocks.set(batch.pool.num_free // batch.limits.pages_per_block)
         self._free_slots.set(batch.num_free_slots)
 
+    def _show_states(self, states: StatePool) -> None:
+        self._used_states.set(states.num_used)
+        self._cached_states.set(states.num_kept)
+        for cell, count in ((self._state_hits, states.num_hits), (self._state_evictions, states.num_evictions)):
+            cell.add(count)
+        states.num_hits = states.num_evictions = 0
+
     def show_slow_streams(self) -> None:
         """Show how many running sequences have a reader with a full ring."""
         self._slow_streams.set(sum(sequence.reader.is_slow for sequence in self._batch.running))
@@ -137,6 +150,8 @@ class SchedulerStats:
         self._usage.set(1 - num_free / pool.num_pages)
         self._cached_blocks.set(pool.prefix_cache.num_pages // self._batch.limits.pages_per_block)
         self.show_load()
+        if pool.states is not None:
+            self._show_states(pool.states)
         if self._max_loras:
             self.show_adapters()
         self._version.set(0 if self._weights.state is WeightsState.CLEARED else self._weights.version)

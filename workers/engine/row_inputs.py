@@ -252,6 +252,7 @@ class RowInputs(AttentionMetadata):
     row_numbers: Tensor  # this and the next two: of models with three position numbers
     row_cosines: Tensor
     row_sines: Tensor
+    states: Tensor  # of models with recurrent layers
 
     same_inputs: Sequence[tuple[int, int]] = ()  # tokens that are computed as another one: both
     has_first_logit_rows = False  # whether the selected rows are the first of the kept ones

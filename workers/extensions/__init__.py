@@ -5,5 +5,5 @@
     media/       pictures and video: the encoder, and where prompts read its features
     adapters/    LoRA adapters, from PEFT's files to shared memory
 
-`pooling.py` turns hidden states of a prompt into a vector or scores.
+`pooling.py` turns hidden states of a prompt into a vector or scores; `states.py` has the slots of recurrent states.
 """

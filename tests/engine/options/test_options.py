@@ -106,9 +106,11 @@ def test_every_engine_option_is_on_the_command_line() -> None:
         "kv_cache_bytes",
         "kv_groups",
         "memory_nodes",
+        "num_states",
         "pooling",
         "run_id",
         "shows_tools",
+        "state_bytes",
     }
     fields = {
         field.removesuffix("_s").removesuffix("_ms") if field not in OPTIONS else field
@@ -118,6 +120,7 @@ def test_every_engine_option_is_on_the_command_line() -> None:
         *("bind_memory_nodes", "demo", "end_with", "gpu_memory_utilization", "kv_cache_memory", "pipeline_parallel_size"),
         *("pooler_config", "runner", "weight_cache", "revision", "tokenizer", "tokenizer_revision"),
         *("generation_config", "override_generation_config", "enable_lora", "ignore_config_keys", "check_memory", "hub"),
+        "state_cache_memory",
     }
     assert set(OPTIONS) - ways_to_others == fields
 

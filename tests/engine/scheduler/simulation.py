@@ -3,7 +3,8 @@
 `EchoRank` follows the worker's protocol in full, but its "model" is arithmetic: the KV of a position is a number mixed from
 the KV of the position before, with a window also from the first one in it, and the token. It is kept in an arena that is
 addressed through the block tables, as a real one is. The next token is drawn from the last KV. So a wrong block, a stale one or
-one shared by mistake changes the tokens from there on, and `expected_tokens` says what they must be.
+one shared by mistake changes the tokens from there on, and `expected_tokens` says what they must be. If the engine has slots
+for recurrent states, the model has one more layer: its number is kept there, and takes part in every draw.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ def joined(layers: Iterable[int]) -> int:
 
 
 def windows_of(config: EngineConfig) -> list[int]:
-    """Return the window of each block table, with one layer each; 0: none."""
-    return [group.window for group in config.kv_groups for _ in range(group.num_tables)]
+    """Return the window of each block table, with one layer each; 0: none. A recurrent layer is as one without a window."""
+    return [*(group.window for group in config.kv_groups for _ in range(group.num_tables)), *([0] if config.num_states else [])]
 
 
 def expected_tokens(prompt: list[int], sampling: SamplingParams, path: str = MODEL, windows: Sequence[int] = (0,)) -> list[int]:
@@ -134,6 +135,8 @@ class Slot:
     unit_rows: list[int]
     values: list[int] = field(default_factory=list)  # of a prompt with media
     span_ends: dict[int, int] = field(default_factory=dict)  # of tokens that see keys ahead
+    recurrent: dict[int, int] = field(default_factory=dict)  # number of the recurrent layer at positions of the row
+    inputs: list[int] = field(default_factory=list)  # of the row
 
     def __post_init__(self) -> None:
         start, bounds = self.start, ints(self.start.mask_bounds)
@@ -143,6 +146,18 @@ class Slot:
 
     def value(self, position: int) -> int:
         return self.values[position] if position < len(self.values) else self.token_ids[position]
+
+
+@dataclass(frozen=True)
+class EchoState:
+    """A recurrent state after `position` tokens, and the inputs of rows behind it."""
+
+    position: int
+    value: int
+    log: tuple[int, ...]
+
+
+BEGIN = EchoState(0, 0, ())
 
 
 class EchoRank:
@@ -157,7 +172,8 @@ class EchoRank:
         path, version = weights or simulation.run.weights(simulation.name).ranks[index]
         self.index = index
         self.simulation = simulation
-        self.windows = windows_of(simulation.config)
+        self.has_states = simulation.config.num_states > 0
+        self.windows = windows_of(simulation.config)[: -1 if self.has_states else None]
         self.path, self.version = path, version
         self.files = self.contents = files
         self.slots: dict[int, Slot] = {}
@@ -253,6 +269,10 @@ class EchoRank:
                 return StepResult(step.step_id, 0, self.version, b"", b"", b"", missing=missing)
         token_ids, logprobs, counts, tops, prompts = [], [], [], {}, {}
         following = step.is_following or bytes(len(rows))
+        uses = ints(step.states)
+        assert len(uses) == 5 * len(rows) * self.has_states
+        used = [slot for slot in (*set(uses[::5]), *uses[2::5], *uses[3::5]) if slot]
+        assert len(used) == len(set(used)), "no slot is read and written, or written twice, in a step"
         num_drafts = ints(step.num_drafts) or [0] * len(rows)
         for index, (slot_index, start_position, num_tokens, is_sampling) in enumerate(rows):
             slot, least, num_before = self.slots[slot_index], start_position, len(token_ids)
@@ -271,6 +291,8 @@ class EchoRank:
                 counts.append(0)
                 num_drafts[index] = 0
                 continue
+            use = uses[5 * index : 5 * index + 5]
+            values = self._begin_states(slot, start_position, use, is_following=bool(following[index])) if use else {}
             prompt_logprobs = self._compute(slot, start_position, num_tokens)
             if prompt_logprobs is not None:
                 prompts[index] = prompt_logprobs
@@ -281,6 +303,7 @@ class EchoRank:
                     self.late.add(slot_index)
                     counts.append(0)
                     num_drafts[index] = 0
+                    self._write_states(slot, start_position, num_tokens, values, use)
                     continue
                 num_drafts[index] = max(0, min(num_drafts[index], slot.start.max_total_tokens - len(slot.token_ids) - 1))
                 for token_id, value in self._verify(slot, num_drafts[index], chance):
@@ -289,6 +312,7 @@ class EchoRank:
                     token_ids.append(token_id)
                     logprobs.append(value)
             counts.append(len(token_ids) - num_before)
+            self._write_states(slot, start_position, num_tokens, values, use)
         return StepResult(
             step.step_id,
             self.index,
@@ -307,6 +331,35 @@ class EchoRank:
             num_wanted=array("i", [self.simulation.num_wanted_drafts] * len(rows)).tobytes(),
             num_wanted_by_new_requests=self.simulation.num_wanted_drafts,
         )
+
+    def _begin_states(self, slot: Slot, start: int, use: list[int], *, is_following: bool) -> dict[int, int]:
+        """Read a row's state and replay what is logged; return the numbers after so many tokens."""
+        read, position, _, _, _ = use
+        slot.inputs = []
+        if self.index:  # its tokens are not used, and steps that it had not run when it died are lost
+            slot.recurrent = {start - 1: 0}
+            return {start: 0}
+        state = self.simulation.states[self.index, read] if read else BEGIN
+        assert state.position == position or (is_following and state.position >= position), "the state is the one it should be"
+        values = {state.position: state.value}
+        for offset, value in enumerate(state.log[: start - state.position]):
+            values[state.position + offset + 1] = mix(values[state.position + offset], value, self.path)
+        assert start in values, f"a row at {start} reads a state at {state.position}, and {len(state.log)} logged rows"
+        slot.recurrent = {start - 1: values[start]}
+        return values
+
+    def _write_states(self, slot: Slot, start: int, num_tokens: int, values: dict[int, int], use: list[int]) -> None:
+        """Write the state after a row's certain positions, and log its others."""
+        if not use:
+            return
+        _, _, write, keep, keep_at = use
+        position = min(values)
+        values |= {place + 1: value for place, value in slot.recurrent.items()}
+        num_certain = max(0, num_tokens - self.simulation.config.speculative_config.num_overlap)
+        end = start + num_certain
+        self.simulation.states[self.index, write] = EchoState(end, values[end], tuple(slot.inputs[num_certain:]))
+        if keep and position < keep_at <= end:
+            self.simulation.states[self.index, keep] = EchoState(keep_at, values[keep_at], ())
 
     def _verify(self, slot: Slot, num_drafts: int, chance: random.Random) -> list[tuple[int, float]]:
         """Return the token after the slot's last one, and the accepted tokens of its drafts. Some drafts are right, and all are
@@ -339,7 +392,8 @@ class EchoRank:
         return missing
 
     def _kv(self, slot: Slot, position: int) -> int:
-        return joined(self._kv_in(table, position) for table in slot.tables)
+        recurrent = [slot.recurrent[position]] if self.has_states else []
+        return joined([*(self._kv_in(table, position) for table in slot.tables), *recurrent])
 
     def _kv_in(self, table: list[int], position: int) -> int:
         size = self.simulation.config.block_size
@@ -356,6 +410,9 @@ class EchoRank:
             for table, window in zip(slot.tables, self.windows, strict=True):
                 of_layer = next_kv(partial(self._kv_in, table), position, slot.value(position), window, self.path)
                 self.simulation.arena[self.index, table[position // size], position % size] = of_layer
+            if self.has_states:
+                slot.recurrent[position] = mix(slot.recurrent[position - 1], slot.value(position), self.path)
+                slot.inputs.append(slot.value(position))
             kv = self._kv(slot, position)
             if position + 1 < slot.start.num_prompt_tokens:
                 values.append(logprob(kv, slot.token_ids[position + 1]))
@@ -403,6 +460,7 @@ class Simulation:
         for name in names:
             self.begin_epoch(name, 1)
         self.arena: dict[tuple[int, int, int], int] = {}  # rank, block, place in it -> KV
+        self.states: dict[tuple[int, int], EchoState] = {}  # by rank and slot
         self.caches_outlive_ranks = True
         self.late_share = 0.0  # of rows that get no token, since a mask is late
         self.num_wanted_drafts = 0
@@ -473,6 +531,7 @@ class Simulation:
     def revive_rank(self, index: int = 0, weights: tuple[str, int] | None = None, files: str = "") -> None:
         if not self.caches_outlive_ranks:
             self.arena = {place: value for place, value in self.arena.items() if place[0] != index}
+            self.states = {place: value for place, value in self.states.items() if place[0] != index}
         epoch = self.ranks[index].epoch + 1
         self.begin_epoch(f"worker{index}", epoch)
         self.ranks[index] = EchoRank(self, index, epoch, weights, files)
@@ -598,6 +657,9 @@ class Simulation:
         batch = self.scheduler.batch
         assert (len(batch.running), batch.num_waiting, batch.num_leaving) == (0, 0, 0)
         assert batch.pool.num_free == self.config.num_kv_pages
+        if batch.pool.states is not None:
+            assert batch.pool.states.num_used == 0
+            assert batch.pool.states.num_free == self.config.num_states
         assert not batch.sequences
         assert not batch.leaders
         assert batch.num_with_media == 0
