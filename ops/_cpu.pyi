@@ -300,6 +300,118 @@ def head_linear(
     rows: int,
     count: int,
 ) -> Op: ...
+def convolve(
+    y: int,
+    x: int,
+    x_floats: int,  # of a row
+    x_at: int,  # column of x
+    weight: int,  # [taps, channels]
+    bias: int,
+    channels: int,
+    taps: int,
+    is_activated: bool,
+    is_gated: bool,
+    columns: list[int],  # begins and ends of the channels to compute
+    window_at: int,  # in a slot, in bytes
+    log_at: int,
+    memory: int,
+    num_slots: int,
+    slot_bytes: int,
+    num_logged: int,
+    sequence_offsets: int,
+    sequence_starts: int,
+    states: int,
+    rows: int,  # the number of sequences
+    count: int,
+) -> Op: ...
+def delta_rule(
+    y: int,
+    x: int,
+    decays: int,
+    betas: int,
+    y_floats: int,  # of a row
+    x_floats: int,
+    decay_floats: int,
+    beta_floats: int,
+    x_at: int,  # column of the first query of all heads
+    decays_at: int,
+    betas_at: int,
+    rates: int,
+    biases: int,
+    is_by_key: bool,
+    epsilon: float,
+    num_heads: int,
+    num_key_heads: int,
+    key_dim: int,
+    value_dim: int,
+    first_head: int,
+    num_own_heads: int,
+    matrix_at: int,  # in a slot, in bytes
+    log_at: int,
+    log_bytes: int,  # of a row
+    memory: int,
+    num_slots: int,
+    slot_bytes: int,
+    num_logged: int,
+    sequence_offsets: int,
+    sequence_starts: int,
+    states: int,
+    rows: int,  # the number of sequences
+    count: int,
+) -> Op: ...
+def state_space(
+    y: int,
+    x: int,
+    decays: int,
+    y_floats: int,
+    x_floats: int,
+    decay_floats: int,
+    x_at: int,
+    decays_at: int,
+    rates: int,
+    biases: int,
+    skips: int,
+    least: float,  # limits of dt
+    most: float,
+    num_heads: int,
+    num_groups: int,
+    state_dim: int,
+    head_dim: int,
+    first_head: int,
+    num_own_heads: int,
+    matrix_at: int,
+    log_at: int,
+    log_bytes: int,
+    memory: int,
+    num_slots: int,
+    slot_bytes: int,
+    num_logged: int,
+    sequence_offsets: int,
+    sequence_starts: int,
+    states: int,
+    rows: int,  # the number of sequences
+    count: int,
+) -> Op: ...
+def gated_norm(
+    y: int,
+    x: int,
+    gate: int,
+    weight: int,
+    y_floats: int,  # of a row
+    x_floats: int,
+    gate_floats: int,
+    x_at: int,  # column of the first group, in x and y
+    gate_at: int,
+    weight_at: int,
+    num_groups: int,
+    group: int,
+    weight_step: int,  # from one group to the next
+    epsilon: float,
+    is_gated_first: bool,
+    is_sigmoid: bool,
+    rows: int,
+    count: int,
+) -> Op: ...
 def gather(
     y: int,
     x: int,

@@ -439,6 +439,118 @@ class Sinks(msgspec.Struct):
     weight: Tensor = None
 
 
+class Convolution(msgspec.Struct):
+    """Causal convolution of each channel with its own weights (depthwise): y[t] = activation(bias + the sum of weight[j] *
+    x[t - kernel + 1 + j]). With `is_gated`, rows are B | C | x of `channels` each, and y = C * convolution(B * x). The tensors
+    are `name`.weight [channels, 1, kernel] and `name`.bias."""
+
+    name: str
+    channels: int
+    kernel: int
+    has_bias: bool = False
+    activation: Literal["silu", ""] = "silu"
+    is_gated: bool = False
+    columns: Columns = ()  # channels that this rank computes
+    first: int = 0  # column at which the channels begin in a row of the op's input
+    weight: Tensor = None
+    bias: Tensor = None
+
+
+class DeltaRule(msgspec.Struct):
+    """Gated delta rule (Yang et al. 2024). For a value head with the state S, a row with its key and query, both normalized to
+    length 1 and the query divided by sqrt(key_dim), and its value:
+
+        decay = exp(-exp(A_log) * softplus(a + dt_bias))        beta = sigmoid(b)
+        delta = beta * (value - (decay * S)^T key)
+        S = decay * S + key delta^T                             result = S^T query
+
+    Each key head serves num_value_heads / num_key_heads consecutive value heads. With `is_per_channel` each key of a head has
+    its own decay (Kimi Linear 2025). A_log [value heads] and dt_bias [value heads] or [value heads * key_dim] are stored under
+    `names`."""
+
+    names: tuple[str, str]  # of A_log and dt_bias
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    is_per_channel: bool = False
+    epsilon: float = 1e-6  # of the length's square
+    own: HeadRange | None = None  # value heads of this rank, and the key heads that they read; None: all
+    first: int = 0  # columns at which queries | keys | values, a, and b begin in rows of their tensors
+    decay_first: int = 0
+    beta_first: int = 0
+    weight: Tensor = None  # -exp(A_log)
+    bias: Tensor = None
+
+    @property
+    def heads(self) -> HeadRange:
+        return self.own or HeadRange(0, self.num_value_heads, 0, self.num_key_heads)
+
+    @property
+    def num_decays(self) -> int:
+        """Decays of a row in one head."""
+        return self.key_dim if self.is_per_channel else 1
+
+    @property
+    def log_width(self) -> int:
+        """Numbers of a row in the log: keys, deltas and decays."""
+        heads = self.num_value_heads * (self.value_dim + self.num_decays)
+        return self.num_key_heads * self.key_dim + heads
+
+
+class StateSpaces(msgspec.Struct):
+    """Mamba-2 (Dao and Gu 2024). For a head with the state S [state_dim, head_dim], and a row with B and C of the head's group
+    and x:
+
+        dt = softplus(dt + dt_bias) between `least` and `most`
+        S = exp(-exp(A_log) * dt) * S + B (dt * x)^T            result = S^T C + D * x
+
+    Each group serves num_heads / num_groups consecutive heads. The tensors A_log, dt_bias and D, [heads] each, are stored under
+    `names`."""
+
+    names: tuple[str, str, str]
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    least: float = 0.0
+    most: float = math.inf
+    own: HeadRange | None = None  # heads of this rank, and the groups that they read; None: all
+    first: int = 0  # columns at which x | B | C, and dt begin in rows of their tensors
+    decay_first: int = 0
+    weight: Tensor = None  # -exp(A_log)
+    bias: Tensor = None
+    skips: Tensor = None
+
+    @property
+    def heads(self) -> HeadRange:
+        return self.own or HeadRange(0, self.num_heads, 0, self.num_groups)
+
+    @property
+    def log_width(self) -> int:
+        """Numbers of a row in the log: B, dt * x and decays."""
+        return self.num_groups * self.state_dim + self.num_heads * (self.head_dim + 1)
+
+
+class GatedNorm(msgspec.Struct):
+    """RMSNorm of each `group` numbers with a gate: norm(x) * activation(gate), or with `is_gated_first` norm(x *
+    activation(gate)). The tensor `name`.weight has the numbers of one group if these share it, otherwise of all."""
+
+    name: str
+    width: int
+    group: int
+    epsilon: float
+    is_shared: bool = False
+    activation: Literal["silu", "sigmoid"] = "silu"
+    is_gated_first: bool = False
+    gate_first: int = 0  # column at which the gate begins in rows of its tensor
+    weight: Tensor = None
+
+    @property
+    def weight_width(self) -> int:
+        return self.group if self.is_shared else self.width
+
+
 Module = (
     Linear
     | HeadLinear
@@ -453,6 +565,10 @@ Module = (
     | Experts
     | Sinks
     | Factor
+    | Convolution
+    | DeltaRule
+    | StateSpaces
+    | GatedNorm
 )
 
 

@@ -12,7 +12,7 @@ depends on the operand's shape, never on the number of rows, their positions, th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import msgspec
 import numpy as np
@@ -20,20 +20,26 @@ import numpy as np
 from ops.modules import (
     AttentionShape,
     ColumnRules,
+    Convolution,
+    DeltaRule,
     Embedding,
     Experts,
     Factor,
+    GatedNorm,
     HeadLinear,
     HeadNorm,
     KvCache,
     LatentShape,
     LayerCache,
     LayerNorm,
+    LayerState,
     Linear,
     Module,
     Norm,
     Rotary,
     Router,
+    StateCache,
+    StateSpaces,
     Tensor,
 )
 from ops.weight_format import Source, Store
@@ -78,6 +84,22 @@ class AttentionMetadata(Protocol):
     )  # [rows, columns] of the encoder arena at a fixed address: float32, or uint16 with the bits of bfloat16
 
 
+class SequenceState(NamedTuple):
+    """Use of a sequence's state in a step: columns of `Inputs.states`.
+
+    A step reads the slot `read`, which covers the tokens before `position`, applies the first `sequence_starts - position` rows
+    of its log, and then the sequence's rows. The state goes to `keep` before the row at `keep_at`, and to `write` after the
+    first `num_certain` rows; rows after these are drafts, which go to the log of `write`. Slot 0 is not written; a `keep_at`
+    after the certain rows is not reached. A step writes no slot that it reads, so it can be sent again."""
+
+    read: int
+    position: int
+    write: int = 0
+    keep: int = 0
+    keep_at: int = 0
+    num_certain: int = 0
+
+
 class KeptRows(AttentionMetadata, Protocol):
     """Rows for which the last layer continues after storing keys and values; the hidden states of other rows are not needed."""
 
@@ -102,10 +124,7 @@ class Inputs(AttentionMetadata, Protocol):
     row_cosines: Tensor  # float32 [max_rows, head_dim]: like those of a position in `Rotary`
     row_sines: Tensor
 
-    # models with recurrent layers only: int32 [max_num_seqs + padded rows, 6], of each sequence: the slot of the state that it
-    # reads, with so many tokens (`position`); the slot that it writes; another slot that gets the state with so many tokens
-    # (`keep`, `keep_at`; 0: none); the number of its rows before the written state. A sequence first replays the logged rows
-    # from `position` to its own first row; `keep` is written if position < keep_at <= tokens of the written state
+    # models with recurrent layers only: int32 [max_num_seqs + padded rows, 6], `SequenceState` of each sequence
     states: Tensor
 
 
@@ -134,6 +153,10 @@ class DeviceSampler(msgspec.Struct, frozen=True):
     is_greedy: bool
 
 
+def _missing(*operands: Any) -> NoReturn:
+    raise NotImplementedError("this op table has no ops of recurrent layers (OpTable.has_recurrence)")
+
+
 class OpTable(msgspec.Struct, frozen=True):
     """The ops of one backend."""
 
@@ -145,8 +168,9 @@ class OpTable(msgspec.Struct, frozen=True):
     # Sources: "weight" [out, in] and "bias" of a Linear; "weight" of an Embedding or PositionTable [rows, width], Norm or
     # HeadLinear (the whole of the checkpoint's linear); "weight" and "bias" of a LayerNorm; "queries", "keys" of a HeadNorm;
     # "cosines", "sines", "partners" and perhaps "query_factors" of a Rotary; "weight", "bias", "correction" and "scales" of a
-    # Router; "gate_up.0", "down.0", "gate_up.1", ... of Experts, and their biases "gate_up.0.bias", ...; "weight" of Sinks and
-    # Factor; "rules" of ColumnRules
+    # Router; "gate_up.0", "down.0", "gate_up.1", ... of Experts, and their biases "gate_up.0.bias", ...; "weight" of Sinks,
+    # Factor and GatedNorm; "rules" of ColumnRules; "weight" of a Convolution [channels, 1, kernel] and "bias"; "A_log" and
+    # "dt_bias" of a DeltaRule; the same and "D" of StateSpaces
     pack: Callable[[Module, Mapping[str, Source], Store], None]
 
     # describes the layout of `pack` on this machine in full; packed weights with another description are unusable. None: `pack`
@@ -223,6 +247,20 @@ class OpTable(msgspec.Struct, frozen=True):
     mean_rows: Callable[[Tensor, int, np.ndarray], Tensor]  # as join_rows, but the mean of the rows, [R / how many, n]
     # tensors [R, n] of the widths of the rules -> side by side, each column by its rule
     adjust_columns: Callable[[Sequence[Tensor], ColumnRules], Tensor]
+
+    # Ops of recurrent layers: a step, tensors, module, the layer's places in a slot, the state arena. A state is computed token
+    # by token in float32, in the order of positions, so results and states have the same bits for any chunks.
+    convolve: Callable[[Any, Tensor, Convolution, LayerState, StateCache], Tensor] = _missing  # x [R, n] -> [R, channels]
+    # queries | keys | values [R, n] after `convolve`, a [R, heads or heads * key_dim], b [R, heads] -> [R, heads * value_dim]
+    delta_rule: Callable[[Any, Tensor, Tensor, Tensor, DeltaRule, LayerState, StateCache], Tensor] = _missing
+    # x | B | C [R, n] after `convolve`, dt [R, heads] -> [R, heads * head_dim]
+    state_space: Callable[[Any, Tensor, Tensor, StateSpaces, LayerState, StateCache], Tensor] = _missing
+    gated_norm: Callable[[Tensor, Tensor, GatedNorm], Tensor] = _missing  # x [R, width], gate [R, n] -> [R, width]
+
+    @property
+    def has_recurrence(self) -> bool:
+        """Whether the table has the ops of recurrent layers."""
+        return self.convolve is not _missing
 
     def sync_free(self) -> OpTable:
         """Return the table for graphs and few rows, in which no op waits for the device."""

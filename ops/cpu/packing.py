@@ -21,9 +21,12 @@ from ops.cpu.int_packing import KINDS, SCALE_DTYPES, IntPacking
 from ops.modules import (
     ColumnRules,
     Columns,
+    Convolution,
+    DeltaRule,
     Embedding,
     Experts,
     Factor,
+    GatedNorm,
     HeadLinear,
     HeadNorm,
     LayerNorm,
@@ -34,6 +37,7 @@ from ops.modules import (
     Rotary,
     Router,
     Sinks,
+    StateSpaces,
 )
 from ops.weight_format import Source, Store, Values, float32
 
@@ -83,6 +87,12 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
                 module.scales = _kept(module.scales_name, sources["scales"], (module.num_experts,), store)
         case Experts():
             _pack_experts(module, sources, store)
+        case Convolution():
+            _pack_convolution(module, sources, store)
+        case DeltaRule() | StateSpaces():
+            _pack_recurrence(module, sources, store)
+        case GatedNorm():
+            module.weight = _kept(module.name, sources["weight"], (module.weight_width,), store)
 
 
 def layout() -> str:
@@ -112,6 +122,29 @@ def _kept(name: str, source: Source, shape: tuple[int, ...], store: Store) -> Ar
         kept[...] = float32(source()).reshape(shape)
 
     return array_of(store.keep(name, shape, _FLOAT, fill))
+
+
+def _pack_convolution(module: Convolution, sources: Mapping[str, Source], store: Store) -> None:
+    """Keep the weights as [kernel, channels]."""
+
+    def fill(kept: np.ndarray) -> None:
+        kept[...] = float32(sources["weight"]()).reshape(module.channels, module.kernel).T
+
+    module.weight = array_of(store.keep(f"{module.name}.weight", (module.kernel, module.channels), _FLOAT, fill))
+    module.bias = _kept(f"{module.name}.bias", sources["bias"], (module.channels,), store) if module.has_bias else None
+
+
+def _pack_recurrence(module: DeltaRule | StateSpaces, sources: Mapping[str, Source], store: Store) -> None:
+    num_heads = module.num_value_heads if isinstance(module, DeltaRule) else module.num_heads
+    num_biases = num_heads * (module.num_decays if isinstance(module, DeltaRule) else 1)
+
+    def fill(kept: np.ndarray) -> None:
+        kept[...] = -np.exp(float32(sources["A_log"]()).reshape(-1).astype(np.float64))
+
+    module.weight = array_of(store.keep(module.names[0], (num_heads,), _FLOAT, fill))
+    module.bias = _kept(module.names[1], sources["dt_bias"], (num_biases,), store)
+    if isinstance(module, StateSpaces):
+        module.skips = _kept(module.names[2], sources["D"], (num_heads,), store)
 
 
 # ---------------------------------------------------------------------------------------------------------- matrices

@@ -18,6 +18,7 @@ from ops.cpu.array import Array, Rows, rows_of
 from ops.cpu.executors import Executor, Immediate
 from ops.cpu.packing import WEIGHT_KINDS, PackedExperts, PackedWeight, layout, pack, panels_of
 from ops.cpu.rank_group import ExpertRankGroup
+from ops.cpu.recurrence import RecurrentOps
 from ops.cpu.work import (
     Work,
     adapt_work,
@@ -651,6 +652,7 @@ def _gate(activation: str, clamp: GateClamp | None) -> tuple[int, float, float]:
 def make_table(executor: Executor) -> OpTable:
     """Return the table that sends ops to `executor` and gathers with its rank group."""
     ops: Any = CpuOps(executor)
+    recurrent: Any = RecurrentOps(executor)
     return OpTable(
         name="native",
         max_head_dim=_cpu.MAX_HEAD_DIM,
@@ -692,6 +694,10 @@ def make_table(executor: Executor) -> OpTable:
         join_rows=ops.join_rows,
         mean_rows=ops.mean_rows,
         adjust_columns=ops.adjust_columns,
+        convolve=recurrent.convolve,
+        delta_rule=recurrent.delta_rule,
+        state_space=recurrent.state_space,
+        gated_norm=recurrent.gated_norm,
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ops.cpu.array import Array
-from ops.modules import AttentionShape, Experts, HeadLinear, LatentShape, LayerCache, Linear
+from ops.modules import AttentionShape, Convolution, Experts, HeadLinear, LatentShape, LayerCache, Linear
 from ops.table import HAS_BOUNDS, NUM_SEQUENCES, AttentionMetadata, Routing
 from ops.weight_format import BFLOAT16, FLOAT32, WeightFormat
 
@@ -104,6 +104,23 @@ def latent_attention_work(
     num_seen, num_read = _seen_and_read(inputs, 0)
     num_operations = 2 * shape.heads.count * (2 * shape.latent_dim + shape.rotary_dim) * num_seen
     return Work(bytes_of(operands) + num_read * _slot_bytes(cache), num_operations, _multiplied(cache))
+
+
+def recurrence_work(
+    operands: tuple[Array, ...], inputs: AttentionMetadata, heads: int, key_dim: int, value_dim: int, num_products: int
+) -> Work:
+    """Return the work of a recurrence: the matrix of each sequence is read and written once, and each row updates it and
+    multiplies it with `num_products` vectors."""
+    numbers = heads * key_dim * value_dim
+    num_sequences = int(inputs.host_counts[NUM_SEQUENCES])
+    return Work(bytes_of(operands) + 8 * num_sequences * numbers, (3 + 2 * num_products) * operands[0].rows.count * numbers)
+
+
+def convolution_work(y: Array, inputs: AttentionMetadata, channels: int, module: Convolution) -> Work:
+    """Return the work of a convolution; each sequence's window is read and written once."""
+    windows = 8 * int(inputs.host_counts[NUM_SEQUENCES]) * (module.kernel - 1) * channels
+    num_operations = 2 * y.rows.count * module.kernel * channels
+    return Work(4 * 2 * y.rows.count * channels + windows + bytes_of(module.weight), num_operations)
 
 
 def _multiplied(cache: LayerCache) -> WeightFormat:

@@ -244,6 +244,72 @@ constexpr i64 MAX_TILE_QUERIES = 1024;  // of one call of `attend`
 static_assert(MAX_GROUP <= MAX_TILE_QUERIES);
 constexpr i64 SCORE_STRIDE = KEY_SPLIT + PANEL;  // rows at a power of two would be in the same cache sets
 
+// Recurrent layers. A slot of the state arena holds what a layer carries from token to token of a sequence: the last inputs of a
+// causal convolution, and a matrix float32 [heads, key_dim, value_dim]. A step reads one slot and writes others, never in place.
+
+// Rows [first, first + count) of one sequence, of which those from `certain` on are drafts. Times count the rows applied to the
+// state in `read`: first `replayed` rows of its log, then the sequence's own.
+struct StateRun {
+    i64 first, count, certain, replayed;
+    i64 kept;            // time at which the state goes to `keep`; -1: never
+    const char *read;    // slots
+    char *write, *keep;  // or null: not written
+
+    i64 written() const { return replayed + certain; }  // time at which it goes to `write`; drafts go to the log of `write`
+};
+
+constexpr i64 MAX_TAPS = 16;  // of a convolution
+
+// Convolution of each channel with its own weights: y = the sum of weight * input over the last `taps` rows.
+struct ConvolutionShape {
+    float *y;  // [rows, channels]
+    i64 channels, taps;
+    const float *weight, *bias;  // [taps, channels], the oldest row first; [channels] or null
+    bool is_activated;           // by silu
+    const float *factors;        // results are multiplied by these, `factor_floats` from one row to the next; or null
+    i64 factor_floats;
+};
+
+// The state of a head becomes decay * state + key delta^T, and its result is state^T query.
+//   delta rule: delta = beta * (value - (decay * state)^T key), with normalized keys and queries, beta = sigmoid(betas) and
+//               decay = e^(rate * softplus(decays + bias))
+//   state space: delta = dt * value, with dt = softplus(decays + bias) within limits and decay = e^(rate * dt); the result
+//                has skip * value in addition
+// A row of the log has keys [key_heads, key_dim], deltas [heads, value_dim], and decays [heads] or [heads, key_dim].
+struct RecurrenceShape {
+    bool is_delta_rule, is_by_key;    // each key has its own decay
+    float *y;                         // [rows, y_floats], from `first_head` on
+    const float *x, *decays, *betas;  // distances of rows:
+    i64 y_floats, x_floats, decay_floats, beta_floats;
+    i64 queries_at, keys_at, values_at;   // of the first head in a row of x
+    const float *rates, *biases, *skips;  // [heads]; biases by key [heads, key_dim]
+    float epsilon, least, most;           // of norms; limits of dt
+    i64 heads, key_heads, key_dim, value_dim, first_head;
+    i64 matrix_at, log_at, log_bytes;  // in a slot; size of a row of the log
+
+    i64 deltas_at() const { return key_heads * key_dim; }  // floats in a row of the log
+    i64 decays_at() const { return deltas_at() + heads * value_dim; }
+};
+
+constexpr i64 STATE_ROWS = 32;                              // prepared together
+constexpr i64 STATE_COLUMNS = 64, MAX_STATE_COLUMNS = 256;  // unit of division of a head among tasks; most of one task
+
+// Floats of scratch memory for a task with `columns` of a head.
+inline i64 recurrence_floats(const RecurrenceShape &shape, i64 columns) {
+    const i64 room = (columns + STATE_COLUMNS - 1) / STATE_COLUMNS * STATE_COLUMNS, keys = (shape.key_dim + 15) / 16 * 16;
+    return room * (shape.key_dim + 1) + 5 * STATE_ROWS * keys;
+}
+
+// norm(x) * activation(gate), or norm(x * activation(gate)), for each `group` numbers of a row.
+struct GatedNormShape {
+    float *y;
+    const float *x, *gate, *weight;
+    i64 y_floats, x_floats, gate_floats;  // distances of rows
+    i64 groups, group, weight_step;       // of the weights, from one group to the next
+    float epsilon;
+    bool is_gated_first, is_sigmoid;  // otherwise silu
+};
+
 constexpr i64 SAMPLING_BLOCK = 1024;  // logits that are reduced together, counted from the start of their row
 
 // A row of logits, and the results for each of its blocks. NaN is larger than any number. With a mask, logits without a bit
@@ -312,6 +378,11 @@ struct Kernels {
     // y = the sum of `count` results in order, each times its weight, and then `shared` if there is one
     void (*combine)(float *y, const float *const *results, const float *weights, i64 count, const float *shared, i64 width);
     void (*adapt)(const AdaptShape &shape, i64 row_begin, i64 row_end);
+    // channels [begin, end) of one row of y from the inputs of its taps
+    void (*convolve)(const ConvolutionShape &shape, const float *const *inputs, i64 row, i64 begin, i64 end);
+    // columns [begin, end) of one head over a sequence's rows; `scratch` has recurrence_floats, at a cache line
+    void (*recur)(const RecurrenceShape &shape, const StateRun &run, i64 head, i64 begin, i64 end, float *scratch);
+    void (*gated_norm)(const GatedNormShape &shape, i64 row_begin, i64 row_end);
     SamplingKernels sampling;
     void (*quantize_panel)(const PanelRounding &panel);
 };

@@ -287,6 +287,118 @@ void bind_latent_ops(nb::module_ &module) {
            });
 }
 
+// The states of a step's sequences, as the last arguments of an op.
+States states_of(Address memory, i64 num_slots, i64 slot_bytes, i64 num_logged, Address offsets, Address starts,
+                 Address sequences, Rows num_sequences) {
+    return {cache(memory), num_slots, slot_bytes, num_logged, ints(offsets), ints(starts), ints(sequences), num_sequences};
+}
+
+void bind_recurrent_ops(nb::module_ &module) {
+    define(module, "convolve",
+           [](Address y, Address x, i64 x_floats, i64 x_at, Address weight, Address bias, i64 channels, i64 taps,
+              bool is_activated, bool is_gated, const std::vector<i64> &columns, i64 window_at, i64 log_at, Address memory,
+              i64 num_slots, i64 slot_bytes, i64 num_logged, Address offsets, Address starts, Address sequences,
+              Address num_sequences, i64 count) {
+               if (taps < 1 || taps > MAX_TAPS) throw std::invalid_argument("convolution of " + std::to_string(taps) + " taps");
+               std::vector<PanelRange> ranges;
+               for (std::size_t i = 0; i + 1 < columns.size(); i += 2) ranges.push_back({columns[i], columns[i + 1]});
+               return Op{Convolve{{floats(y), channels, taps, floats(weight), floats(bias), is_activated, nullptr, 0},
+                                  floats(x) + x_at,
+                                  x_floats,
+                                  is_gated,
+                                  window_at,
+                                  log_at,
+                                  ranges,
+                                  states_of(memory, num_slots, slot_bytes, num_logged, offsets, starts, sequences,
+                                            rows_of(num_sequences, count))}};
+           });
+    define(module, "delta_rule",
+           [](Address y, Address x, Address decays, Address betas, i64 y_floats, i64 x_floats, i64 decay_floats,
+              i64 beta_floats, i64 x_at, i64 decays_at, i64 betas_at, Address rates, Address biases, bool is_by_key,
+              float epsilon, i64 heads, i64 key_heads, i64 key_dim, i64 value_dim, i64 first_head, i64 own_heads, i64 matrix_at,
+              i64 log_at, i64 log_bytes, Address memory, i64 num_slots, i64 slot_bytes, i64 num_logged, Address offsets,
+              Address starts, Address sequences, Address num_sequences, i64 count) {
+               const i64 keys = key_heads * key_dim;
+               const RecurrenceShape shape{true,
+                                           is_by_key,
+                                           floats(y),
+                                           floats(x) + x_at,
+                                           floats(decays) + decays_at,
+                                           floats(betas) + betas_at,
+                                           y_floats,
+                                           x_floats,
+                                           decay_floats,
+                                           beta_floats,
+                                           0,
+                                           keys,
+                                           2 * keys,
+                                           floats(rates),
+                                           floats(biases),
+                                           nullptr,
+                                           epsilon,
+                                           0,
+                                           0,
+                                           heads,
+                                           key_heads,
+                                           key_dim,
+                                           value_dim,
+                                           first_head,
+                                           matrix_at,
+                                           log_at,
+                                           log_bytes};
+               return Op{Recur{shape, own_heads,
+                               states_of(memory, num_slots, slot_bytes, num_logged, offsets, starts, sequences,
+                                         rows_of(num_sequences, count))}};
+           });
+    define(module, "state_space",
+           [](Address y, Address x, Address decays, i64 y_floats, i64 x_floats, i64 decay_floats, i64 x_at, i64 decays_at,
+              Address rates, Address biases, Address skips, float least, float most, i64 heads, i64 groups, i64 state_dim,
+              i64 head_dim, i64 first_head, i64 own_heads, i64 matrix_at, i64 log_at, i64 log_bytes, Address memory,
+              i64 num_slots, i64 slot_bytes, i64 num_logged, Address offsets, Address starts, Address sequences,
+              Address num_sequences, i64 count) {
+               const i64 inner = heads * head_dim;
+               const RecurrenceShape shape{false,
+                                           false,
+                                           floats(y),
+                                           floats(x) + x_at,
+                                           floats(decays) + decays_at,
+                                           nullptr,
+                                           y_floats,
+                                           x_floats,
+                                           decay_floats,
+                                           0,
+                                           inner + groups * state_dim,
+                                           inner,
+                                           0,
+                                           floats(rates),
+                                           floats(biases),
+                                           floats(skips),
+                                           0,
+                                           least,
+                                           most,
+                                           heads,
+                                           groups,
+                                           state_dim,
+                                           head_dim,
+                                           first_head,
+                                           matrix_at,
+                                           log_at,
+                                           log_bytes};
+               return Op{Recur{shape, own_heads,
+                               states_of(memory, num_slots, slot_bytes, num_logged, offsets, starts, sequences,
+                                         rows_of(num_sequences, count))}};
+           });
+    define(module, "gated_norm",
+           [](Address y, Address x, Address gate, Address weight, i64 y_floats, i64 x_floats, i64 gate_floats, i64 x_at,
+              i64 gate_at, i64 weight_at, i64 groups, i64 group, i64 weight_step, float epsilon, bool is_gated_first,
+              bool is_sigmoid, Address rows, i64 count) {
+               return Op{
+                   GatedNorm{{floats(y) + x_at, floats(x) + x_at, floats(gate) + gate_at, floats(weight) + weight_at, y_floats,
+                              x_floats, gate_floats, groups, group, weight_step, epsilon, is_gated_first, is_sigmoid},
+                             rows_of(rows, count)}};
+           });
+}
+
 void bind_rank_ops(nb::module_ &module) {
     define(module, "gather",
            [](Address y, Address x, Address comm, i64 y_width, i64 x_width, i64 begin, i64 from, i64 columns, Address rows,
@@ -365,6 +477,7 @@ void bind_ops(nb::module_ &module) {
     bind_row_ops(module);
     bind_attention_ops(module);
     bind_latent_ops(module);
+    bind_recurrent_ops(module);
     bind_rank_ops(module);
     bind_expert_ops(module);
     module.def("run", [](const Op &op) { run(Engine::get(), op); }, nb::call_guard<nb::gil_scoped_release>());

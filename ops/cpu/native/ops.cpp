@@ -284,6 +284,15 @@ void run_op(Engine &engine, const Activate &op) {
     });
 }
 
+void run_op(Engine &engine, const Convolve &op) { convolve(engine, op); }
+
+void run_op(Engine &engine, const Recur &op) { recur(engine, op); }
+
+void run_op(Engine &engine, const GatedNorm &op) {
+    for_rows(engine, op.rows.get(), op.shape.groups * op.shape.group,
+             [&](i64 begin, i64 end) { engine.kernels().gated_norm(op.shape, begin, end); });
+}
+
 void run_op(Engine &engine, const Gather &op) {
     const i64 rows = op.rows.get();
     if (rows == 0) return;

@@ -199,6 +199,37 @@ struct Activate {
     Rows rows;
 };
 
+// The state arena, and what each sequence of a step does with it: int32 [sequences, 6], as in ops/table.py. Sequence i has the
+// rows [offsets[i], offsets[i + 1]) from position starts[i] on. A wrong slot or position is an error before anything is written.
+struct States {
+    char *memory;
+    i64 num_slots, slot_bytes, num_logged;
+    const i32 *offsets, *starts, *sequences;
+    Rows num_sequences;
+};
+
+// y = the convolution of x, of a gated layer C * convolution(B * x) of its rows B | C | x.
+struct Convolve {
+    ConvolutionShape shape;  // without factors
+    const float *x;          // [rows, x_floats] from the first channel on
+    i64 x_floats;
+    bool is_gated;
+    i64 window_at, log_at;           // in a slot: inputs [taps - 1, channels] before the state's position, and rows after it
+    std::vector<PanelRange> ranges;  // channels that this rank computes
+    States states;
+};
+
+struct Recur {
+    RecurrenceShape shape;
+    i64 own_heads;  // heads that this rank computes
+    States states;
+};
+
+struct GatedNorm {
+    GatedNormShape shape;
+    Rows rows;
+};
+
 // Writes columns [begin, begin + count) of y from those of x from `from` on; other ranks write theirs. All ranks share y, which
 // is complete when the op ends.
 struct Gather {
@@ -307,7 +338,7 @@ struct ApplyExperts {
 
 using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, NormalizeWide, ScaleAndAdd,
                         MeanRows, AdjustColumns, Multiply, Activate, Gather, Collective, Route, Choose, ApplyExperts,
-                        StoreLatent, AttendLatents, HeadLinear, TakeFeatures, Adapt>;
+                        StoreLatent, AttendLatents, HeadLinear, TakeFeatures, Adapt, Convolve, Recur, GatedNorm>;
 
 // Memory that grows on demand and then loses its contents.
 class Memory {
@@ -361,6 +392,8 @@ void apply_experts(Engine &engine, const ApplyExperts &op);
 void attend_latents(Engine &engine, const AttendLatents &op);
 void multiply_heads(Engine &engine, const HeadLinear &op);
 void adapt(Engine &engine, const Adapt &op);
+void convolve(Engine &engine, const Convolve &op);
+void recur(Engine &engine, const Recur &op);
 void look_up(const Embed &op, i64 row);
 void take_features(const TakeFeatures &op, i64 row);
 CacheLayout make_layout(KvType type, i64 block_size, i64 block_bytes, i64 head_dim);

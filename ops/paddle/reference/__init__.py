@@ -59,6 +59,7 @@ from ops.paddle.reference.linears import (
     scale_and_add,
     take_rows,
 )
+from ops.paddle.reference.recurrence import convolve, delta_rule, gated_norm, state_space
 from ops.paddle.reference.rotation import Angles, normalize_wide, query_factors, rotary_angles, rotate_and_store
 from ops.paddle.reference.sampling import draw_largest, largest
 from ops.paddle.reference.step import begin
@@ -126,4 +127,8 @@ TABLE = OpTable(
     join_rows=join_rows,
     mean_rows=mean_rows,
     adjust_columns=adjust_columns,
+    convolve=convolve,
+    delta_rule=delta_rule,
+    state_space=state_space,
+    gated_norm=gated_norm,
 )

@@ -11,9 +11,12 @@ import paddle
 from ops.modules import (
     ColumnRules,
     Columns,
+    Convolution,
+    DeltaRule,
     Embedding,
     Experts,
     Factor,
+    GatedNorm,
     HeadLinear,
     HeadNorm,
     LayerNorm,
@@ -24,6 +27,7 @@ from ops.modules import (
     Rotary,
     Router,
     Sinks,
+    StateSpaces,
 )
 from ops.weight_format import Source, Store, float32
 
@@ -44,11 +48,12 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Columns of a result that this rank computes, from `begin` on, out of `width`."""
+    """Columns of a result that this rank computes, from `begin` on, out of `width`. `columns`: if they are several spans."""
 
     tensor: paddle.Tensor
     begin: int
     width: int
+    columns: Columns = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +117,20 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
             }
             biases = [stacked_biases(module, part, values) for part in parts]
             module.weight = ExpertChunks(parts["gate_up"], parts["down"], *biases)
-        case Sinks() | Factor():
+        case Sinks() | Factor() | GatedNorm():
             module.weight = paddle.to_tensor(values["weight"])
         case ColumnRules():
             module.weight = paddle.to_tensor(values["rules"])
+        case Convolution():  # [kernel, channels]
+            weight = values["weight"].reshape(module.channels, module.kernel)
+            module.weight = paddle.to_tensor(np.ascontiguousarray(weight.T))
+            module.bias = paddle.to_tensor(values["bias"]) if module.has_bias else None
+        case DeltaRule() | StateSpaces():
+            rates = -np.exp(values["A_log"].reshape(-1).astype(np.float64))
+            module.weight = paddle.to_tensor(rates.astype(np.float32))
+            module.bias = paddle.to_tensor(values["dt_bias"].reshape(-1))
+            if isinstance(module, StateSpaces):
+                module.skips = paddle.to_tensor(values["D"].reshape(-1))
 
 
 def stacked_biases(module: Experts, part: str, values: Mapping[str, np.ndarray]) -> paddle.Tensor | None:
@@ -199,4 +214,21 @@ def own_columns(x: paddle.Tensor | Cut) -> paddle.Tensor:
 
 def like(x: paddle.Tensor | Cut, own: paddle.Tensor) -> paddle.Tensor | Cut:
     """Return this rank's columns `own` as those that x has."""
-    return Cut(own, x.begin, x.width) if isinstance(x, Cut) else own
+    return Cut(own, x.begin, x.width, x.columns) if isinstance(x, Cut) else own
+
+
+def part_of(x: paddle.Tensor | Cut, spans: Columns) -> paddle.Tensor:
+    """Return the columns `spans` of the whole result, side by side; this rank has them."""
+    tensor = own_columns(x)
+    held: Columns = ((0, tensor.shape[1]),)
+    if isinstance(x, Cut):
+        held = x.columns or ((x.begin, x.begin + tensor.shape[1]),)
+    starts = [sum(end - begin for begin, end in held[:number]) for number in range(len(held))]
+    parts = [
+        tensor[:, at + first - begin : at + last - begin]
+        for first, last in spans
+        for at, (begin, end) in zip(starts, held, strict=True)
+        if begin <= first and last <= end
+    ]
+    assert len(parts) == len(spans), f"of the columns {spans} this rank has only {held}"
+    return parts[0] if len(parts) == 1 else paddle.concat(parts, axis=1)

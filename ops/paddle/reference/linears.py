@@ -39,7 +39,7 @@ def embedding(inputs: Inputs, module: Embedding) -> paddle.Tensor:
 def linear(x: paddle.Tensor, module: Linear) -> paddle.Tensor | Cut:
     y = product(x, module.weight)
     y = y if module.bias is None else y + module.bias
-    return Cut(y, module.columns[0][0], module.width) if module.columns else y
+    return Cut(y, module.columns[0][0], module.width, module.columns) if module.columns else y
 
 
 def adapt(step: Any, y: paddle.Tensor | Cut, x: paddle.Tensor, module: Linear) -> paddle.Tensor | Cut:
