@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,11 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from engine.block_keys import hash_blocks
 from engine.checkpoint.adapters.layout import AdapterLayout
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
-from engine.config import SpeculativeConfig
+from engine.checkpoint.state_spec import StateSpec
+from engine.config import STATES_PER_SEQUENCE, EngineConfig, SpeculativeConfig
 from engine.messages import MediaUnit, SamplingParams, SlotStart, Step, StepResult
+from engine.scheduler.states import SequenceStates, StatePool, StateRules, StateUse
 from tests.configurations import engine_config
 from tests.paths import GOLDEN, TEXT_MODELS
 from workers.assembly import RunnerParts
@@ -47,6 +51,7 @@ def make_runner(
     load: bool = True,
     communicator: Communicator | None = None,
     arena: memoryview | None = None,
+    states: memoryview | None = None,
     experts: ExpertRank | None = None,
     features: Features | None = None,
     kind: Callable[..., Runner] = cpu_runner,
@@ -55,19 +60,23 @@ def make_runner(
     rank: int = 0,
     **options: Any,
 ) -> ModelRunner:
-    """Return the core of a runner on an arena, by default its own, with the weights of `path`. `model`: the model to compute;
-    None: by its config.json. `adapters`: those of its slots, in order; None: it takes none. `rank`: of the engine, which
-    determines its card."""
+    """Return the core of a runner on an arena, by default its own, with the weights of `path`. `states`: its state arena; None:
+    its own. `model`: the model to compute; None: by its config.json. `adapters`: those of its slots, in order; None: it takes
+    none. `rank`: of the engine, which determines its card."""
     model = model or ModelConfig.read(path)
     settings = {"max_model_len": 512, "num_kv_blocks": 600, "block_size": 16, "max_num_seqs": 32}
     settings |= {"run_id": "0", "run_dir": "", **options}
     drafts: SpeculativeConfig = settings.get("speculative_config", SpeculativeConfig())
     spec = KVCacheSpec.of(model, settings["block_size"], settings.get("kv_cache_dtype", "float32"), drafts.has_mtp)
     num_bytes = spec.arena_bytes(settings["num_kv_blocks"])
+    of_states = StateSpec.of(model, drafts.num_logged)
+    if of_states is not None:
+        settings = {"num_states": STATES_PER_SEQUENCE * settings["max_num_seqs"] + 64, "state_cache_interval": 16} | settings
+        states = memoryview(bytearray(of_states.arena_bytes(settings["num_states"]))) if states is None else states
     config = engine_config(model=str(path), kv_cache_bytes=num_bytes, kv_groups=spec.groups, **settings)
     memory = memoryview(bytearray(num_bytes)) if arena is None else arena
     peers, own = Peers(config, rank, communicator, experts), None if adapters is None else arena_of(model, adapters)
-    runner = kind(RunnerParts(config, model, memory, peers, features=features, adapters=own)).core
+    runner = kind(RunnerParts(config, model, memory, peers, features=features, adapters=own, states=states)).core
     if load:
         runner.load(str(path), 1, lambda num_done, num_bytes: None)
     return runner
@@ -119,6 +128,7 @@ class ServedSequence:
     source: str = ""
     slot: int = -1
     block_ids: list[int] = field(default_factory=list)
+    states: SequenceStates = field(default_factory=SequenceStates)  # of a model with recurrent layers
     num_computed: int = 0
     is_started: bool = False
     outputs: list[int] = field(default_factory=list)
@@ -149,6 +159,20 @@ class ServedSequence:
         return *own, sorted(self.prompt_logprobs.items())
 
 
+def state_pool(config: EngineConfig) -> StatePool | None:
+    """Return the scheduler's slots of recurrent states; None: the model has none."""
+    if not config.num_states:
+        return None
+    rules = StateRules(config.block_size, config.state_cache_interval, config.speculative_config.num_overlap)
+    return StatePool(config.num_states, config.max_num_seqs, rules)
+
+
+def block_keys(token_ids: Sequence[int], block_size: int) -> list[bytes]:
+    keys: list[bytes] = []
+    hash_blocks(array("i", token_ids), block_size, keys, len(token_ids))
+    return keys
+
+
 class Serving:
     """Runs sequences on a runner: at most `budget` tokens a step, prompts in chunks of at most `chunk`."""
 
@@ -160,8 +184,11 @@ class Serving:
         chunk: int = 512,
         block_size: int = 16,
         drafter: Callable[[ServedSequence], list[int]] | None = None,
+        states: StatePool | None = None,
     ) -> None:
-        """Start serving. `drafter`: predicts the next tokens of a sequence; None: the runner's own, where it has one."""
+        """Start serving. `drafter`: predicts the next tokens of a sequence; None: the runner's own, where it has one. `states`:
+        of an earlier runner on the same arena; None: all are vacant."""
+        self.states = states or state_pool(runner.config)
         self.runner = runner
         self.drafter = drafter
         self.num_tokens_of_rows: list[int] = []  # that each row brought
@@ -180,7 +207,8 @@ class Serving:
         return [(block_id - 1) * self.num_tables + table + 1 for block_id in block_ids]
 
     def place(self, sequence: ServedSequence, slot: int, cached_blocks: list[int] | None = None) -> None:
-        """Give `sequence` a slot and blocks; the first blocks may hold its prefix already."""
+        """Give `sequence` a slot and blocks; the first blocks may hold its prefix already. With recurrent layers there must be
+        a kept state after them."""
         cached = cached_blocks or []
         num_blocks = -(-(len(sequence.prompt) + sequence.num_outputs) // self.block_size) - len(cached)
         sequence.slot, sequence.is_started = slot, False
@@ -188,6 +216,16 @@ class Serving:
         overlap = self.runner.config.speculative_config.num_overlap
         sequence.num_computed = max(0, len(cached) * self.block_size - overlap)
         self.next_block += num_blocks
+        if self.states is not None:
+            self.states.leave(sequence.states)
+            key = block_keys(sequence.tokens, self.block_size)[len(cached) - 1] if cached else b""
+            sequence.states = self.states.start(key)
+
+    def kept_blocks(self, sequence: ServedSequence) -> list[int]:
+        """Return after how many of the sequence's blocks there is a kept state."""
+        keys = block_keys(sequence.tokens, self.block_size)
+        kept = set(self.states.kept_keys) if self.states is not None else set()
+        return [index + 1 for index, key in enumerate(keys) if key in kept]
 
     def run(self, sequences: list[ServedSequence]) -> None:
         """Run until all are done, with all of them in every step as far as the budget allows."""
@@ -258,6 +296,7 @@ class Serving:
                 for table in range(self.num_tables):
                     pages = self.pages(sequence.block_ids[:num_blocks], table)
                     growth += [(sequence.slot, table, index, page) for index, page in enumerate(pages)]
+        uses = [self._use(sequence, count) for sequence, count in rows] if self.states is not None else []
         slots, numbers, indexes, ids = zip(*growth, strict=True) if growth else ((), (), (), ())
         self.num_steps += 1
         return Step(
@@ -271,7 +310,24 @@ class Serving:
             block_indexes=int32(indexes),
             block_ids=int32(ids),
             block_tables=int32(numbers),
+            states=int32(number for use in uses for number in (use.read, use.position, use.write, use.keep, use.keep_at)),
         )
+
+    def _use(self, sequence: ServedSequence, count: int) -> StateUse:
+        """Return the state slots of a row."""
+        assert self.states is not None
+        end = sequence.num_computed + count
+        return self.states.dispatch(sequence.states, end, 0, len(sequence.prompt), can_keep=True)
+
+    def _confirm(self, sequence: ServedSequence, count: int) -> None:
+        """Take the state that a row has written, before its tokens are taken."""
+        if self.states is None:
+            return
+        if sequence.is_late:
+            self.states.discard(sequence.states)
+            return
+        keys = block_keys(sequence.tokens, self.block_size)
+        self.states.confirm(sequence.states, sequence.num_computed + count, keys, len(sequence.prompt), can_keep=True)
 
     def _apply(self, rows: list[tuple[ServedSequence, int]], result: StepResult) -> None:
         token_ids, ranks = np.frombuffer(result.token_ids, np.int32), np.frombuffer(result.ranks, np.int32)
@@ -280,6 +336,7 @@ class Serving:
         first = 0
         for row, (sequence, count) in enumerate(rows):
             sequence.is_late = _sequences(sequence, count) and not counts[row]
+            self._confirm(sequence, count)
             if sequence.is_late:  # its mask was: the row is sent again
                 assert self.runner.slots.is_late[sequence.slot]
                 continue
@@ -373,5 +430,5 @@ def golden_sequences(name: str) -> list[ServedSequence]:
 
 def swap_slots(slots: BatchSlots, first: int, second: int) -> None:
     """Swap two slots in every registered array; state of a sequence elsewhere does not move."""
-    for _, array in slots.arrays():
-        array[[first, second]] = array[[second, first]]
+    for _, values in slots.arrays():
+        values[[first, second]] = values[[second, first]]

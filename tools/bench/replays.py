@@ -111,7 +111,10 @@ class Replays:
             shape = config.encoder_cache_size, config.encoder_row_width, config.dtype
             memory = MemoryFile.create("bench-encoder", EncoderArena.num_bytes_of(*shape))
             features = Features(EncoderArena(memory, *shape), _no_slab)
-        self._runner = cpu_runner(RunnerParts(config, self._model, self._arena.buffer, Peers(config), features=features)).core
+        self._states = MemoryFile.create("bench-states", config.state_bytes) if config.state_bytes else None
+        states = self._states.buffer if self._states else None
+        parts = RunnerParts(config, self._model, self._arena.buffer, Peers(config), features=features, states=states)
+        self._runner = cpu_runner(parts).core
         self._runner.load(config.model, 1, lambda num_done, num_bytes: None)
         plan = self._runner.weights.plan
         assert isinstance(plan, TapePlan), f"{type(plan).__name__} has no tape"
@@ -213,7 +216,14 @@ class Replays:
             block_slots=b"",
             block_indexes=b"",
             block_ids=b"",
+            states=_int32(self._state_numbers(case)),
         )
+
+    def _state_numbers(self, case: Case) -> Iterator[int]:
+        """Yield the slots of each sequence's states: it reads one up to its rows, and writes the next one."""
+        for slot in range(case.batch if self._states else 0):
+            position = max(0, case.context - case.num_tokens - self._config.speculative_config.num_overlap)
+            yield from (2 * slot + 1, position, 2 * slot + 2, 0, 0)
 
     def _starts(self, case: Case, sampling: SamplingParams) -> Iterable[SlotStart]:
         generator = np.random.default_rng(0)

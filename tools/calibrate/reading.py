@@ -44,7 +44,9 @@ class Reading:
         self._config = config
         self._arena = MemoryFile.create("calibration", config.kv_cache_bytes)
         device = make_device(config.device, config.ops, config.threads, variants=config.cpu_kernels)
-        parts = RunnerParts(config, model, self._arena.buffer, Peers(config))
+        self._states = MemoryFile.create("calibration-states", config.state_bytes) if config.state_bytes else None
+        states = self._states.buffer if self._states else None
+        parts = RunnerParts(config, model, self._arena.buffer, Peers(config), states=states)
         self._runner = build_runner(parts, DeviceParts(device, StepInputs, self._plan))
         self._runner.load(config.model, 1, on_progress)
         self._num_steps = 0
@@ -82,6 +84,7 @@ class Reading:
             block_slots=b"",
             block_indexes=b"",
             block_ids=b"",
+            states=_int32([0, 0, 1, 0, 0] if self._states else []),  # from the beginning to slot 1
         )
         self._runner.run(step)
 

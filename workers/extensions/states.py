@@ -45,7 +45,8 @@ class StateSlots(Extension):
         states[:, :_NUM_SENT] = np.frombuffer(step.states, np.int32).reshape(-1, _NUM_SENT)
         if step.is_following:
             is_following = np.frombuffer(step.is_following, np.bool_)
-            states[is_following, POSITION] = self._num_tokens[states[is_following, READ]]
+            written = self._num_tokens[states[is_following, READ]]  # 0: by an earlier process, so the result is known
+            states[is_following, POSITION] = np.maximum(states[is_following, POSITION], written)
         states[:, NUM_CERTAIN] = np.maximum(rows.counts - run.rows.num_drafts - self._num_overlap, 0)
         states[~is_computed] = 0
         replayed = (rows.starts - states[:, POSITION])[is_computed]
