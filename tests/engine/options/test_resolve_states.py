@@ -37,7 +37,7 @@ def slots_of(
     return resolve_states(options, model, device, KVCacheSpec.of(model, 16, "float32"), num_kv_blocks, max_model_len)
 
 
-def test_three_slots_for_each_sequence_and_some_for_later_requests() -> None:
+def test_each_sequence_has_three_slots() -> None:
     spec = StateSpec((LARGE, LARGE, LARGE, None), 0)
     found = slots("--max-num-seqs", "5", "--state-cache-memory", "100MiB")
     assert found["num_states"] == 15 + 100 * MIB // spec.slot_bytes
@@ -56,7 +56,7 @@ def test_log_is_as_long_as_drafts_are() -> None:
     assert of_slot[1] - of_slot[0] == 3 * 5 * 4 * (8192 + 8256), "of drafts, and of the position that is computed again"
 
 
-def test_interval_grows_until_the_longest_prompt_fits_half_of_the_slots() -> None:
+def test_interval_grows_with_the_longest_prompt() -> None:
     assert slots("--state-cache-memory", "100GiB")["state_cache_interval"] == 256
     few = slots("--state-cache-memory", "80MiB")
     assert few["state_cache_interval"] == 8192
