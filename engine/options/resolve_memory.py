@@ -24,6 +24,7 @@ from engine.options.table import OptionValues
 from engine.process.segments import MediaMemory
 from engine.process.topology import SHARED_BUDGET_BYTES, default_plan, role_of
 from shm.memory import MemoryLimit, available_memory_bytes, memory_limits, process_limits
+from shm.rank_group import buffers_at
 from shm.sizes import size_text
 
 QUANTIZATIONS = ("none", "wint8", "wint4")  # in the order in which `auto` tries them
@@ -83,10 +84,17 @@ def memory_needs(config: EngineConfig, model: ModelConfig, weights_bytes: int) -
         processes=_processes_bytes(config, names),
         media=sum(media.slab_bytes.get(role_of(name), 0) for name in names) + replicas * media.encoder_bytes if media else 0,
         adapters=config.adapter_bytes - config.adapter_expert_bytes,
-        ranks=config.comm_bytes * (1 if config.enable_expert_parallel else replicas) if config.num_ranks > 1 else 0,
+        ranks=_exchange_bytes(config),
         drafts=_drafts_bytes(config) * replicas,
         states=config.state_bytes * replicas,
     )
+
+
+def _exchange_bytes(config: EngineConfig) -> int:
+    """Return the bytes that ranks use of their comm arenas. Only native ops exchange rows there."""
+    num_arenas = 1 if config.enable_expert_parallel else config.data_parallel_size
+    most = config.comm_bytes if config.ops == "native" else buffers_at(config.num_ranks // num_arenas)
+    return num_arenas * min(config.comm_bytes, most)
 
 
 def _drafts_bytes(config: EngineConfig) -> int:

@@ -23,6 +23,7 @@ from engine.options.resolve import resolve
 from engine.options.resolve_memory import MemoryNeeds, affordable_cache_bytes, check_memory, memory_needs
 from engine.options.table import OptionValues
 from shm.memory import MemoryLimit
+from shm.rank_group import buffers_at
 from tests.paths import GOLDEN
 from tests.workers.checkpoints import TINY, write_checkpoint
 from tests.workers.test_variants import VARIANTS
@@ -251,7 +252,10 @@ def test_ranks_and_adapters_need_memory_of_their_own() -> None:
     assert (two.step, four.step) == (2 * one.step, 4 * one.step)
     assert four.ranks == 2 * two.ranks > 0
     config = configured(str(GOLDEN / "qwen3_moe"), "-tp", "2", "-dp", "2", "--enable-expert-parallel")[1]
-    assert memory_needs(config, model, MIB).ranks == config.comm_bytes > 0
+    assert memory_needs(config, model, MIB).ranks == config.comm_bytes > buffers_at(4)
+    on_cards = msgspec.structs.replace(config, ops="cuda")  # rows are exchanged in memory of the cards
+    assert memory_needs(on_cards, model, MIB).ranks == buffers_at(4)
+    assert memory_needs(msgspec.structs.replace(on_cards, enable_expert_parallel=False), model, MIB).ranks == 2 * buffers_at(2)
     config = configured(str(MODEL), "--enable-lora")[1]
     assert memory_needs(config, ModelConfig.read(MODEL), MIB).adapters == config.adapter_bytes > 0
     config = configured(str(GOLDEN / "qwen3_moe"), "--enable-lora")[1]  # experts take memory when they are loaded
