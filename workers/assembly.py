@@ -151,9 +151,9 @@ class _Assembly:
         config, peers = self._config, self._peers
         output, following = self._pooling() if config.pooling is not None else self._sampling()
         extensions: list[Extension] = [
-            *self._adapters,
             *self._states,
-            *self._step_checks(),
+            *self._step_checks(),  # of the model alone, before adapters are bound to it
+            *self._adapters,
             *self._media_extensions(),
             *following,
         ]

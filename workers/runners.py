@@ -131,8 +131,7 @@ def gpu_runner(parts: RunnerParts) -> Ahead:
         if parts.features is not None:
             card.lend(parts.features.arena.rows)
         if parts.adapters is not None:
-            card.lend(parts.adapters.memory)
-            parts.adapters.is_lent = True
+            parts.adapters.lend_to(card.lend)
         make_inputs = StepInputs if config.speculative_config.has_mtp else DeviceInputs
         return Ahead(build_runner(parts, DeviceParts(card, make_inputs, make_plan)))
     device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings, lasting=lasting)

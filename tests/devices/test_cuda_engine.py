@@ -1,5 +1,6 @@
 """Engines with `--device gpu` on an emulated card: no Paddle in any process, the bytes of each request alone across chunks,
-caching, preemption, drafts, kills, sleep and reload, op by op and captured, on one rank and on two, with shared experts too.
+caching, preemption, drafts, kills, sleep and reload, op by op and captured, with adapters, on one rank and on two, with shared
+experts too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.adapters import write_adapter
 from tests.devices.driver import emulated_driver
 from tests.devices.engines import (
     BODIES,
@@ -75,6 +77,21 @@ def test_answers_are_the_same_after_sleep_and_reload(engine: EngineProcess, expe
     for path in ("sleep", "wake", "reload"):
         order(engine, path)
     assert said(answers(engine, BODIES)) == expected
+
+
+def test_adapters_have_the_same_answers(expected: Expected, tmp_path: Path) -> None:
+    """Together and beside a kill as alone, and the model itself as without adapters."""
+    modules = [f"a{seed}={write_adapter(tmp_path / str(seed), MODEL, seed=seed, rank=4 + 3 * seed)}" for seed in range(2)]
+    lora = ("--served-model-name", "base", "--enable-lora", "--max-loras", "2", "--lora-modules", *modules)
+    names = ("base", "a0", "a1")
+    with engine_on_card(*CAPTURED_PAIRS, "--num-kv-blocks", "60", *lora) as engine:
+        bodies = {name: [body | {"model": name} for body in BODIES] for name in names}
+        alone = {name: said(answers(engine, bodies[name], concurrency=1)) for name in names}
+        assert alone["base"] == expected != alone["a0"] != alone["a1"] != expected
+        mixed = [bodies[names[index % 3]][index % len(BODIES)] for index in range(9)]
+        mixed_alone = [alone[names[index % 3]][index % len(BODIES)] for index in range(9)]
+        assert said(answers_together(engine, mixed)) == mixed_alone
+        assert said(asyncio.run(beside_a_kill(engine, mixed, 9, "worker0", restarted=("worker0",)))) == mixed_alone
 
 
 def test_two_ranks_have_the_same_answers(expected: Expected) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -105,7 +106,7 @@ def encoder_of(runner: ModelRunner) -> Encoder | None:
 def arena_of(model: ModelConfig, adapters: Sequence[Path], max_rank: int = 16) -> AdapterArena:
     """Return an arena with an adapter in each slot, and one free slot."""
     layout = AdapterLayout.of(model, len(adapters) + 1, max_rank)
-    arena = AdapterArena(memoryview(bytearray(layout.num_bytes)), layout)
+    arena = AdapterArena(memoryview(mmap.mmap(-1, layout.num_bytes)), layout)
     for slot, path in enumerate(adapters):
         arena.write(slot, AdapterFiles(path, layout).linears())
     return arena

@@ -12,8 +12,9 @@ unchanged:
     B         [panels of 16 outputs][rank][16]     multiplied by the scale
 
 The rank is padded to whole lines of 16 with zeros, and so is the last panel. A and B begin where they would with the largest
-rank. Pages of a slot are allocated when they are first written, so experts cost memory only for adapters that change them.
-The gate, up and down of an expert follow each other, and so do the experts of a layer: the native op computes their offsets.
+rank. Pages of a slot are allocated when they are first written, so experts, which have pages of their own, cost memory only for
+adapters that change them. The gate, up and down of an expert follow each other, and so do the experts of a layer: the native op
+computes their offsets.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from engine.checkpoint.families.family import Latents
 from engine.checkpoint.model_config import ModelConfig
 
 LINE = 16  # float32 values of a cache line: ranks, and outputs, that are computed side by side
-_TABLE_BYTES = 4096  # the ranks are padded to whole pages
+_PAGE_BYTES = 1 << 16  # the largest of any machine
 
 
 class AdaptedModule(msgspec.Struct, frozen=True):
@@ -87,12 +88,13 @@ class AdapterLayout(msgspec.Struct, frozen=True):
                 end_of_a = at + num_inputs * room
                 modules.append(AdaptedModule(name, len(modules), num_inputs, num_outputs, at, end_of_a))
                 at = end_of_a + whole_lines(num_outputs) * room
+            at = _whole_pages(4 * at) // 4
             ends.append(at)
         return AdapterLayout(tuple(modules), num_slots, max_rank, at, ends[0], StackShape.of(config))
 
     @property
     def table_bytes(self) -> int:
-        return -(-4 * self.num_slots * len(self.modules) // _TABLE_BYTES) * _TABLE_BYTES
+        return _whole_pages(4 * self.num_slots * len(self.modules))
 
     @property
     def num_bytes(self) -> int:
@@ -111,6 +113,10 @@ def why_not_adaptable(config: ModelConfig) -> str:
 
 def whole_lines(count: int) -> int:
     return -(-count // LINE) * LINE
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
 
 
 def _linears(config: ModelConfig) -> list[tuple[str, int, int]]:

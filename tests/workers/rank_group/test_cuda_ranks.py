@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.adapters import write_adapter
 from tests.ops.cuda.card import emulated_library
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.deepseek import CONFIG as DEEPSEEK
@@ -63,10 +64,10 @@ def test_two_ranks_equal_one_rank(models: dict[str, Path], of: str) -> None:
 def test_shared_experts_have_the_bytes_of_one_rank(
     models: dict[str, Path], plan: str, is_one_replica: bool, tmp_path: Path
 ) -> None:
-    """Experts move before every step, one has two copies, and each replica has sequences of its own."""
+    """Experts move before every step, one has two copies, each replica has sequences of its own, some with an adapter."""
     path = models["experts" if plan == "captured" else "weighted"]
     options = sharing(**({**GRAPHS, "dtype": "bfloat16", "kv_cache_dtype": "bfloat16"} if plan == "captured" else {}))
-    options["weight_cache_dir"] = str(tmp_path)
+    options |= {"weight_cache_dir": str(tmp_path), "adapters": [write_adapter(tmp_path / "adapter", path, size=0.02)]}
     alone = serve(path, options)
     found = answers_of(2, path, PLACEMENTS, options, is_one=is_one_replica)
     assert found == ([alone, alone] if is_one_replica else [alone[0::2], alone[1::2]])

@@ -103,9 +103,9 @@ class CudaDevice:
         self._memory.clear(address, memory.nbytes)
         return CudaArray(self._memory, address, memory.shape, str(memory.dtype), owner)
 
-    def lend(self, memory: np.ndarray) -> None:
-        """Let ops read shared memory of the host, which is mapped in whole pages."""
-        self._memory.lend(memory)
+    def lend(self, memory: np.ndarray, room: np.ndarray | None = None) -> None:
+        """Let ops read shared memory of the host, which is mapped in whole pages (`StreamMemory.lend`)."""
+        self._memory.lend(memory, room)
 
     def staging(self, num_values: int) -> np.ndarray:
         return self._pinned.array(num_values, np.dtype(np.int32))

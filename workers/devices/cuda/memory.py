@@ -45,7 +45,8 @@ class StreamMemory:
         self._capture = 0  # number of the last one
         self._captured: dict[int, int] = {}  # sizes of that pool, by address
         self.num_graphs = 0  # that use it
-        self._lent: list[tuple[int, int, int]] = []  # begin and end of host memory, and what the card adds to its addresses
+        self._registered: list[tuple[int, int]] = []  # begin and end of the host's pages that the card may use
+        self._lent: dict[tuple[int, int], int] = {}  # by begin and end of host memory: what the card adds to its addresses
         self.num_bytes = 0  # taken from the driver
 
     def allocate(self, num_bytes: int, *, is_lasting: bool = False) -> tuple[int, Block]:
@@ -60,19 +61,22 @@ class StreamMemory:
             self._captured[address] = size
         return address, Block(address, size, pool, self._capture, self._released)
 
-    def lend(self, memory: np.ndarray) -> None:
-        """Let the card use `memory` of the host, and the rest of its pages, from now on. No effect if it may already."""
-        begin = int(memory.ctypes.data) // mmap.PAGESIZE * mmap.PAGESIZE
-        end = -(-(int(memory.ctypes.data) + memory.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-        if any(first <= begin and end <= last for first, last, _ in self._lent):
+    def lend(self, memory: np.ndarray, room: np.ndarray | None = None) -> None:
+        """Let the card use `memory` of the host, and the rest of its pages, from now on. No effect if it may already. `room`:
+        an array with `memory` in it, which kernels are given whole, but of which they use only lent parts. DeviceError if the
+        card cannot."""
+        begin, end = _pages_of(memory)
+        if any(first <= begin and end <= last for first, last in self._registered):
             return
         self._driver.call("cuMemHostRegister_v2", begin, end - begin, _MAPPED)
-        on_card = self._driver.made("cuMemHostGetDevicePointer_v2", begin, 0)
-        self._lent.append((begin, end, on_card - begin))
+        self._registered.append((begin, end))
+        offset = self._driver.made("cuMemHostGetDevicePointer_v2", begin, 0) - begin
+        if self._lent.setdefault(_pages_of(memory if room is None else room), offset) != offset:
+            raise DeviceError("the card sees parts of an array of the host at unrelated addresses")
 
     def host_address(self, values: np.ndarray) -> int:
         address = int(values.ctypes.data)
-        for begin, end, offset in self._lent:
+        for (begin, end), offset in self._lent.items():
             if begin <= address and address + values.nbytes <= end:
                 return address + offset
         raise AssertionError(f"{values.nbytes} bytes of the host at {address:#x} were not lent to the card")
@@ -140,6 +144,11 @@ class StreamMemory:
             return
         if block.pool != _CAPTURED or block.capture == self._capture:  # others are free since a later capture began
             self._free[block.pool, block.num_bytes].append(block.address)
+
+
+def _pages_of(memory: np.ndarray) -> tuple[int, int]:
+    begin, page = int(memory.ctypes.data), mmap.PAGESIZE
+    return begin // page * page, -(-(begin + memory.nbytes) // page) * page
 
 
 def size_of_block(num_bytes: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,12 +31,28 @@ class AdapterArena:
     def __init__(self, memory: memoryview, layout: AdapterLayout) -> None:
         self.layout = layout
         self._memory = memory
-        self.is_lent = False  # a card reads its pages, which must stay the same
-        self.memory = words = np.frombuffer(memory, np.uint8, layout.num_bytes)
+        self._lend: Callable[[np.ndarray, np.ndarray], None] | None = None
+        self._words = words = np.frombuffer(memory, np.uint8, layout.num_bytes)
         count = layout.num_slots * len(layout.modules)
         self.ranks = words[: 4 * count].view(np.int32).reshape(layout.num_slots, -1)
         self.slots = words[layout.table_bytes :].view(np.float32).reshape(layout.num_slots, -1)
         self._modules = {module.name: module for module in layout.modules}
+        self._num_dense = sum(module.a < layout.dense_floats for module in layout.modules)
+
+    def lend_to(self, lend: Callable[[np.ndarray, np.ndarray], None]) -> None:
+        """Let a card read the arena: the ranks now, a slot when `use` names it. `lend`: takes a part, and all of the arena.
+        Pages that the card reads are never freed."""
+        self._lend = lend
+        lend(self._words[: self.layout.table_bytes], self._words)
+
+    def use(self, slot: int) -> None:
+        """Prepare for rows with the adapter in `slot`, -1: none."""
+        if self._lend is None or slot < 0:
+            return
+        dense, experts = np.split(self.slots[slot], [self.layout.dense_floats])
+        self._lend(dense, self._words)
+        if self.ranks[slot, self._num_dense :].any():
+            self._lend(experts, self._words)
 
     def bind(self, linears: Iterable[Linear], mixtures: Iterable[Experts] = ()) -> None:
         """Point each adaptable linear, and the experts of each mixture, at their part of the arena. All modules of the
@@ -84,7 +100,7 @@ class AdapterArena:
         begin = layout.table_bytes + 4 * (slot * layout.slot_floats + layout.dense_floats)
         end = layout.table_bytes + 4 * (slot + 1) * layout.slot_floats
         begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-        if not isinstance(mapping, mmap.mmap) or self.is_lent:
+        if not isinstance(mapping, mmap.mmap) or self._lend is not None:
             return
         with contextlib.suppress(OSError):  # gVisor cannot; the memory is then used again by the next adapter
             for part in range(begin, end, _FREED_AT_ONCE):  # Python keeps its lock meanwhile, and steps wait for that

@@ -39,6 +39,7 @@ class AdapterColumns(Extension):
 
     def start(self, message: SlotStart) -> None:
         self.adapter_slots[message.slot] = message.adapter_slot
+        self.arena.use(message.adapter_slot)
 
     def set(self, inputs: StepInputs, rows: RowsOfSlots) -> None:
         of_rows = self.adapter_slots[rows.slots].repeat(rows.counts)
