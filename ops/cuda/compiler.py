@@ -109,6 +109,13 @@ class Compiler:
         """Compile the kernel and return what ptxas says of it."""
         return self._compile(self.source_of(name), name, "--ptxas-options=-v")[1]
 
+    @property
+    def version(self) -> str:
+        """The version of NVRTC, such as "13.0"."""
+        major, minor = c_int(), c_int()
+        self._nvrtc.nvrtcVersion(byref(major), byref(minor))
+        return f"{major.value}.{minor.value}"
+
     def source_of(self, name: str) -> str:
         declared = re.compile(_KERNEL % name.partition("<")[0])
         return next(file for file, text in self._sources.items() if declared.search(text.decode()))
@@ -169,10 +176,19 @@ class EmulatedCompiler:
         return Image(f"{self._library}\n{name}".encode() + b"\0", name)
 
 
+def newest_nvrtcs() -> list[str]:
+    """Return the path of the newest NVRTC of each major version that is installed; packages come before toolkits."""
+    found: dict[int, str] = {}
+    for place in _PLACES:
+        for path in sorted(glob.glob(place), key=_version, reverse=True):
+            found.setdefault(_version(path)[0], path)
+    return list(found.values())
+
+
 def find_nvrtc(driver_version: int = 1_000_000) -> str:
     """Return the path of the newest NVRTC that a driver can load kernels of: of its own major version of CUDA, or an earlier
     one. `driver_version`: 1000 * major + 10 * minor. BuildError if there is none."""
-    found = [path for place in _PLACES for path in sorted(glob.glob(place), key=_version, reverse=True)]
+    found = newest_nvrtcs()
     if not found:
         raise BuildError(
             "NVRTC was not found, but compiles the kernels for this card; run pip install 'tokamak-serve[cuda]', or "

@@ -2,7 +2,8 @@
 spills.
 
 NVRTC compiles each kernel as for a card, which need not be there. The table is kept in `.github/DEVICES.md` with the digest of
-its sources, because a run takes minutes.
+its sources, because a run takes minutes. `--targets` compiles all kernels for more cards, with the newest NVRTC of each major
+version that is installed, and prints a line for each; it takes about an hour on two cores.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
-from ops.cuda.compiler import OPTIONS, Compiler, find_nvrtc
+from ops.cuda.compiler import OLDEST, OPTIONS, Compiler, find_nvrtc, newest_nvrtcs
 from ops.cuda.library import SOURCES, Library, build, host_command
 
 CAPABILITIES = ((8, 0), (9, 0), (10, 0))  # of A100, H100 and B200
+TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_103", "sm_120")
 
+_SIZES = ("registers", "shared_bytes", "stack_bytes", "spilled_bytes")
+_NOWHERE = Path(os.devnull)
 _ENTRY = re.compile(
     r"Compiling entry function '(?P<name>\w+)' for 'sm_(?P<card>\w+)'.*?"
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
@@ -60,8 +64,7 @@ def table(found: Iterable[Resources]) -> str:
     for each in found:
         key = each.kernel, each.card
         before = most.get(key, each)
-        fields = ("registers", "shared_bytes", "stack_bytes", "spilled_bytes")
-        most[key] = Resources(*key, *(max(getattr(before, field), getattr(each, field)) for field in fields))
+        most[key] = Resources(*key, *(max(getattr(before, size), getattr(each, size)) for size in _SIZES))
     lines = ["| kernel | card | registers | shared memory | stack | spilled |", "|---|---|---|---|---|---|"]
     for each in most.values():
         values = each.kernel, f"sm_{each.card}", each.registers, each.shared_bytes, each.stack_bytes, each.spilled_bytes
@@ -83,21 +86,43 @@ def is_kept() -> bool:
     return f"Sources `{digest()}`:" in (SOURCES.parents[1] / ".github" / "DEVICES.md").read_text()
 
 
-def logs(names: Iterable[str]) -> Iterator[str]:
-    """Yield what ptxas says of each kernel on each card. BuildError if there is no NVRTC, or it fails."""
-    path, nowhere = find_nvrtc(), Path(os.devnull)
-    compilers = [Compiler(path, capability, nowhere) for capability in CAPABILITIES]
+def logs(names: Iterable[str], compilers: Sequence[Compiler]) -> Iterator[str]:
+    """Yield what ptxas says of each kernel on each card. BuildError if NVRTC fails."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC compiles several programs at once
         yield from pool.map(lambda job: job[1].report(job[0]), itertools.product(names, compilers))
 
 
+def kernel_names() -> list[str]:
+    return Library(build(host_command(), Path("build") / "cuda")).kernel_names
+
+
 def main() -> int:
-    """Return the exit code: 1 if a kernel spills."""
-    names = Library(build(host_command(), Path("build") / "cuda")).kernel_names
-    found = [each for log in logs(names) for each in resources_of(log)]
+    """Print the table and return the exit code: 1 if a kernel spills. BuildError if there is no NVRTC."""
+    path = find_nvrtc()
+    compilers = [Compiler(path, capability, _NOWHERE) for capability in CAPABILITIES]
+    found = [each for log in logs(kernel_names(), compilers) for each in resources_of(log)]
     print(f"Sources `{digest()}`:\n\n{table(found)}")
     return int(any(each.spilled_bytes for each in found))
 
 
+def print_targets(paths: Iterable[str]) -> int:
+    """Print a line for each NVRTC of `paths` and each target, and return the exit code: 1 if a kernel spills."""
+    names, num_spilled = kernel_names(), 0
+    print(f"Sources `{digest()}`:\n\n| card | NVRTC | kernels | registers | shared memory | stack | spilled |\n|{'---|' * 7}")
+    for path, target in itertools.product(paths, TARGETS):
+        compiler = Compiler(path, OLDEST, _NOWHERE)
+        compiler.target = target
+        found = [each for log in logs(names, [compiler]) for each in resources_of(log)]
+        most = [max(getattr(each, size) for each in found) for size in _SIZES]
+        print(f"| {' | '.join(map(str, (target, compiler.version, len(names), *most)))} |", flush=True)
+        num_spilled += most[-1]
+    return int(num_spilled > 0)
+
+
 if __name__ == "__main__":
-    raise SystemExit(int(not is_kept()) if sys.argv[1:] == ["--is-kept"] else main())
+    match sys.argv[1:]:
+        case ["--is-kept"]:
+            raise SystemExit(int(not is_kept()))
+        case ["--targets"]:
+            raise SystemExit(print_targets(newest_nvrtcs()))
+    raise SystemExit(main())

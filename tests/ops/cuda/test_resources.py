@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from ops.cuda import resources
+from ops.cuda.compiler import Compiler, find_nvrtc
 from ops.cuda.library import SOURCES
 from tests.paths import REPOSITORY
 
@@ -22,8 +24,12 @@ ptxas info    : Used 48 registers, used 1 barriers
 """
 
 
+def _log(spilled: int) -> str:
+    return _LOG.format(spilled=spilled).replace("4 bytes spill loads", "0 bytes spill loads")
+
+
 def test_a_spill_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(resources, "logs", lambda names: [_LOG.format(spilled=4)])
+    monkeypatch.setattr(resources, "logs", lambda names, compilers: [_LOG.format(spilled=4)])
     assert resources.main() == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[1:] for line in lines[4:]] == [
@@ -32,10 +38,26 @@ def test_a_spill_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     ]
 
 
+@pytest.mark.parametrize("spilling", ["sm_120", "no card"])
+def test_targets_have_a_line_each(spilling: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def logs(names: list[str], compilers: list[Compiler]) -> list[str]:
+        return [_log(8 if compilers[0].target == spilling else 0)]
+
+    monkeypatch.setattr(resources, "logs", logs)
+    path = find_nvrtc()
+    assert resources.print_targets([path]) == (spilling == "sm_120")
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[4:]]
+    about = Compiler(path, (9, 0), Path("/nowhere")).version, str(len(resources.kernel_names()))
+    assert rows == [
+        [target, *about, "48", "8192", "8", "8" if target == spilling else "0"]
+        for target in ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_103", "sm_120")
+    ]
+
+
 def test_kernels_without_spills() -> None:
-    log = (_LOG + _LOG).format(spilled=0).replace("4 bytes spill loads", "0 bytes spill loads")
-    assert {each.spilled_bytes for each in resources.resources_of(log)} == {0}
-    assert len(resources.table(resources.resources_of(log)).splitlines()) == 4
+    found = resources.resources_of(2 * _log(0))
+    assert {each.spilled_bytes for each in found} == {0}
+    assert len(resources.table(found).splitlines()) == 4
 
 
 def test_stored_table_is_of_these_sources() -> None:
