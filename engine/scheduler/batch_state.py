@@ -110,7 +110,8 @@ class BatchState:
         sequence.tables = tables
         sequence.num_freed = [self.limits.first_needed(group, num_hit_blocks) for group in self.limits.groups]
         if self.pool.states is not None:
-            sequence.states = self.pool.states.start(sequence.block_keys[num_hit_blocks - 1] if num_hit_blocks else b"")
+            key = sequence.block_keys[num_hit_blocks - 1] if num_hit_blocks else b""
+            sequence.states = self.pool.states.start(key, admission.prefix.num_known_blocks * self.limits.block_size)
         sequence.num_computed = sequence.num_confirmed = self.limits.first_position(num_hit_tokens)
         sequence.num_indexed_blocks = num_hit_blocks
         sequence.generation = self.pool.prefix_cache.generation

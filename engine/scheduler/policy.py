@@ -407,7 +407,7 @@ class _Scheduling:
                 num_fitting = self._pages.num_tokens_within(sequence, start, self._num_free)
                 self._is_starved |= num_fitting <= 0
                 budget = min(budget, num_fitting)
-            budget = self._budget(sequence, start, budget)
+            budget = self._cut(each, self._budget(sequence, start, budget))
             is_partial = budget < num_due
             if is_partial and each.admission is not None and num_partial >= (self._limits.max_partial_prefills or num_due):
                 continue
@@ -480,12 +480,22 @@ class _Scheduling:
             return 0
         media = sequence.media
         if media is None or start >= media.end or budget <= 0:
-            states = self._limits.states
-            return budget if states is None else states.cut(start, start + budget, sequence.num_prompt_tokens) - start
+            return budget
         max_tokens = self._limits.max_tokens
         target = self._limits.mm_chunk_tokens or max_tokens
         end = media.chunk_end(start, len(sequence.token_ids), target, max_tokens, budget)
         return media.readable_end(start, end, self._is_readable) - start
+
+    def _cut(self, candidate: _Candidate, budget: int) -> int:
+        """Return how many of `budget` tokens the candidate computes, so that the states worth keeping are kept. Chunks with
+        media are not cut again."""
+        rules, sequence, start = self._limits.states, candidate.sequence, candidate.prefill.start
+        if rules is None or budget <= 0 or (sequence.media is not None and start < sequence.media.end):
+            return budget
+        branch = 0 if sequence.states is None else sequence.states.branch
+        if candidate.admission is not None:
+            branch = candidate.admission.prefix.num_known_blocks * rules.block_size
+        return rules.cut(start, start + budget, sequence.num_prompt_tokens, branch) - start
 
     def _lacks_features(self, media: SequenceMedia, start: int) -> bool:
         """Return whether not even its next token can be computed: it waits in place without delaying others."""

@@ -37,6 +37,7 @@ class Prefix(msgspec.Struct, frozen=True):
 
     num_blocks: int
     tables: list[list[int]]
+    num_known_blocks: int = 0  # leading blocks in the index, with or without all that a sequence needs to continue
 
 
 class PrefixCache:
@@ -87,7 +88,7 @@ class PrefixCache:
         for number, group in enumerate(self._groups):
             first = first_needed(group, num_blocks)
             tables.append([0] * first + [entry.block_ids[number] for entry in entries[first:num_blocks] if entry is not None])
-        return Prefix(num_blocks, tables)
+        return Prefix(num_blocks, tables, len(entries))
 
     def is_evictable(self, block_id: int) -> bool:
         return block_id in self._evictable or block_id in self._behind

@@ -15,10 +15,11 @@ Slot 0 is the state before position 0: it is read, but never written or held. Dr
 are logged behind it, and the next step replays those that were accepted. With `num_overlap`, the last certain row is logged,
 too, since a sequence then continues one position early.
 
-States at block boundaries are kept under the keys of their blocks: some of a prompt, and the last of an answer. A boundary in
-the middle of a step needs a slot of its own. A kept state without a sequence is evicted when no slot is vacant: the one that is
-worth least by its uses and by the time to compute it again from the kept state before it (GreedyDual, Cao and Irani 1997; all
-states have the same size). It also goes when its block leaves the prefix cache.
+States at block boundaries are kept under the keys of their blocks: some of a prompt, and the last of an answer. Of a prompt
+these are one every so many tokens, the last one, and the one at its branch, where it leaves what was computed before: a third
+prompt may begin like these two. A boundary in the middle of a step needs a slot of its own. A kept state without a sequence is
+evicted when no slot is vacant: the one that is worth least by its uses and by the time to compute it again from the kept state
+before it (GreedyDual, Cao and Irani 1997; all states have the same size). It also goes when its block leaves the prefix cache.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ NO_STATE = 0
 
 
 class StateRules(msgspec.Struct, frozen=True):
-    """Which states are kept. A boundary b is a multiple of `block_size`; its state has b - num_overlap tokens."""
+    """Which states are kept. A boundary b is a multiple of `block_size`; its state has b - num_overlap tokens. `branch`: of a
+    prompt; 0: it has none."""
 
     block_size: int
     interval: int  # tokens between kept states of a prompt, a multiple of the block size; 0: no state is kept
@@ -43,28 +45,29 @@ class StateRules(msgspec.Struct, frozen=True):
         """Return the last boundary from which the same prompt can continue."""
         return max(0, num_prompt_tokens - 1) // self.block_size * self.block_size
 
-    def is_wanted(self, boundary: int, num_prompt_tokens: int) -> bool:
+    def is_wanted(self, boundary: int, num_prompt_tokens: int, branch: int = 0) -> bool:
         """Return whether the state at a position is kept if it is there anyway."""
         if not self.interval or not boundary or boundary % self.block_size:
             return False
-        return boundary % self.interval == 0 or boundary >= self.last_of_prompt(num_prompt_tokens)
+        return boundary % self.interval == 0 or boundary == branch or boundary >= self.last_of_prompt(num_prompt_tokens)
 
-    def last_wanted(self, start: int, end: int, num_prompt_tokens: int) -> int:
+    def last_wanted(self, start: int, end: int, num_prompt_tokens: int, branch: int = 0) -> int:
         """Return the last boundary in (start, end] with a state worth keeping; 0: there is none."""
         if not self.interval:
             return 0
         last = end // self.block_size * self.block_size
         if last < self.last_of_prompt(num_prompt_tokens):
-            last = end // self.interval * self.interval
+            last = max(end // self.interval * self.interval, branch if branch <= end else 0)
         return last if last > start else 0
 
-    def cut(self, start: int, end: int, num_prompt_tokens: int) -> int:
+    def cut(self, start: int, end: int, num_prompt_tokens: int, branch: int = 0) -> int:
         """Return where a chunk [start, end) of a prompt ends: a step keeps one state within the chunk, and the one at its end.
-        A chunk is only cut if it is longer than the interval."""
-        if not self.interval or end - start <= self.interval:
+        A chunk is only cut if it is longer than the interval, or has a branch."""
+        if not self.interval or (end - start <= self.interval and not start < branch < end):
             return end
         last, first = self.last_of_prompt(num_prompt_tokens), start // self.interval * self.interval + self.interval
-        inside = [each for each in sorted({first, first + self.interval, last}) if start < each < end and each <= last]
+        found = sorted({first, first + self.interval, branch, last})
+        inside = [each for each in found if start < each < end and each <= last]
         return inside[1] if len(inside) > 1 else end
 
 
@@ -85,6 +88,7 @@ class SequenceStates(msgspec.Struct):
     slot: int = NO_STATE  # confirmed by results
     position: int = 0  # tokens in it
     flight: list[StateUse] = msgspec.field(default_factory=list)  # of the steps in flight, oldest first
+    branch: int = 0  # of its prompt
     answer_key: bytes = b""  # under which its last state of the answer is kept; empty: none
 
 
@@ -167,17 +171,17 @@ class StatePool:
 
     # --------------------------------------------------------------------------------------------------------- sequences
 
-    def start(self, key: bytes = b"") -> SequenceStates:
+    def start(self, key: bytes = b"", branch: int = 0) -> SequenceStates:
         """Return the states of a sequence that continues after the block with this key; empty: that begins."""
         if not key:
-            return SequenceStates()
+            return SequenceStates(branch=branch)
         entry = self._kept[key] = self._kept.pop(key)
         entry.num_uses += 1
         entry.since = self._evicted_value
         self.num_hits += 1
         self.num_used += not self._num_references[entry.slot]
         self._num_references[entry.slot] += 1
-        return SequenceStates(entry.slot, entry.position)
+        return SequenceStates(entry.slot, entry.position, branch=branch)
 
     def dispatch(
         self, states: SequenceStates, end: int, num_ahead: int, num_prompt_tokens: int, *, can_keep: bool = False
@@ -191,7 +195,7 @@ class StatePool:
         keep = boundary = 0
         if can_keep:
             last = end + num_ahead if num_ahead else end - 1  # what is written may be kept itself
-            boundary = self.rules.last_wanted(position + overlap, last, num_prompt_tokens)
+            boundary = self.rules.last_wanted(position + overlap, last, num_prompt_tokens, states.branch)
         if boundary and self._num_spare:
             self._num_spare -= 1
             keep = self._allocate()
@@ -210,7 +214,7 @@ class StatePool:
             if can_keep and begin < use.keep_at <= states.position:
                 self._keep(states, use.keep, use.keep_at + overlap, keys, num_prompt_tokens)
             self._give_up_keep(use)
-        if can_keep and self.rules.is_wanted(states.position + overlap, num_prompt_tokens):
+        if can_keep and self.rules.is_wanted(states.position + overlap, num_prompt_tokens, states.branch):
             self._keep(states, states.slot, states.position + overlap, keys, num_prompt_tokens)
 
     def discard(self, states: SequenceStates) -> None:

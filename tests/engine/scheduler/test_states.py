@@ -36,37 +36,39 @@ def keys_of(token_ids: list[int]) -> list[bytes]:
 # ------------------------------------------------------------------------------------------------------------------ rules
 
 
-def wanted(rules: StateRules, num_prompt_tokens: int, start: int, end: int) -> list[int]:
+def wanted(rules: StateRules, num_prompt_tokens: int, branch: int, start: int, end: int) -> list[int]:
     """Return the boundaries in (start, end] by their definition: of a prompt, and the last one of what follows."""
     last = rules.last_of_prompt(num_prompt_tokens)
-    found = [each for each in range(start + 1, end + 1) if each == last or (each % rules.interval == 0 and each <= last)]
+    of_prompt = {last, branch, *range(0, last, rules.interval)}
+    found = [each for each in range(start + 1, end + 1) if each in of_prompt]
     return found + [each for each in range(start + 1, end + 1) if each % rules.block_size == 0 and each > last][-1:]
 
 
-PROMPT = st.integers(1, 200)
+PROMPT, BRANCH, INTERVAL = st.integers(1, 200), st.integers(0, 50), st.sampled_from([4, 8, 12, 32])
 
 
-@given(PROMPT, st.integers(0, 200), st.integers(1, 100), st.sampled_from([4, 8, 12, 32]))
-def test_the_last_wanted_state_is_kept(num_prompt: int, start: int, length: int, interval: int) -> None:
+@given(PROMPT, BRANCH, st.integers(0, 200), st.integers(1, 100), INTERVAL)
+def test_the_last_wanted_state_is_kept(num_prompt: int, branch: int, start: int, length: int, interval: int) -> None:
     rules = StateRules(SIZE, interval)
-    found = wanted(rules, num_prompt, start, start + length)
-    assert rules.last_wanted(start, start + length, num_prompt) == (found[-1] if found else 0)
-    assert all(rules.is_wanted(each, num_prompt) for each in found)
+    branch = min(branch * SIZE, rules.last_of_prompt(num_prompt))
+    found = wanted(rules, num_prompt, branch, start, start + length)
+    assert rules.last_wanted(start, start + length, num_prompt, branch) == (found[-1] if found else 0)
+    assert all(rules.is_wanted(each, num_prompt, branch) for each in found)
 
 
-@given(PROMPT, st.integers(0, 200), st.integers(1, 100), st.sampled_from([4, 8, 12, 32]))
-def test_a_cut_chunk_keeps_all_states_of_a_prompt(num_prompt: int, start: int, length: int, interval: int) -> None:
+@given(PROMPT, BRANCH, st.integers(0, 200), st.integers(1, 100), INTERVAL)
+def test_a_cut_chunk_keeps_all_states_of_a_prompt(num_prompt: int, branch: int, start: int, length: int, interval: int) -> None:
     rules, end = StateRules(SIZE, interval), min(num_prompt, start + length)
+    branch = min(branch * SIZE, rules.last_of_prompt(num_prompt))
     if start >= end:
         return
-    cut = rules.cut(start, end, num_prompt)
+    cut = rules.cut(start, end, num_prompt, branch)
     assert start < cut <= end
-    inside = wanted(rules, num_prompt, start, cut - 1)
-    if end - start <= interval:
+    if end - start <= interval and not start < branch < end:
         assert cut == end
     else:
-        assert len(inside) <= 1, "one is kept within the chunk, and one at its end"
-        assert cut == end or rules.is_wanted(cut, num_prompt)
+        assert len(wanted(rules, num_prompt, branch, start, cut - 1)) <= 1, "one within the chunk, and one at its end"
+        assert cut == end or rules.is_wanted(cut, num_prompt, branch)
 
 
 def test_chunks_stay_whole_without_kept_states() -> None:
@@ -207,14 +209,14 @@ class StateMachine(RuleBasedStateMachine):
     def choose(self, data: st.DataObject) -> Running:
         return self.running[data.draw(st.integers(0, len(self.running) - 1))]
 
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=26), seed=st.integers(0, 1))
-    def start(self, prompt: list[int], seed: int) -> None:
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=26), seed=st.integers(0, 1), branch=st.integers(0, 6))
+    def start(self, prompt: list[int], seed: int, branch: int) -> None:
         if len(self.running) == self.num_running:
             return
         tokens = [*prompt, *(index * index * (seed + 1) // 3 % 2 for index in range(40))]
         keys = keys_of(prompt)[: (len(prompt) - 1) // SIZE]
         found = self.pool.longest(keys, len(keys))
-        states = self.pool.start(keys[found - 1] if found else b"")
+        states = self.pool.start(keys[found - 1] if found else b"", min(branch * SIZE, self.rules.last_of_prompt(len(prompt))))
         start = max(0, found * SIZE - self.overlap)
         assert states.position == start
         self.running.append(Running(tokens, len(prompt), states, len(prompt), start, start, num_written=len(prompt)))
@@ -227,7 +229,8 @@ class StateMachine(RuleBasedStateMachine):
         if len(each.flights) == 2 or each.is_late or num_due <= 0 or each.num_known > len(each.tokens) - 20:
             return
         is_following = each.num_ahead > 0
-        count = min(num_due, self.rules.cut(each.num_computed, each.num_computed + budget, each.num_prompt) - each.num_computed)
+        end = self.rules.cut(each.num_computed, each.num_computed + budget, each.num_prompt, each.states.branch)
+        count = min(num_due, end - each.num_computed)
         is_sampling = count == num_due
         drafts = drafts if is_sampling and each.num_computed >= each.num_prompt else 0
         others = self.readable()
@@ -461,6 +464,18 @@ def test_sequences_of_a_request_share_the_state_of_the_prompt(directory: Path) -
         simulation.check()
         assert simulation.metric("state_cache_hits_total") == 3
         assert [stream.admissions[-1].num_cached_tokens for stream in streams] == [0, 28, 28, 28]
+
+
+def test_shared_beginning_gets_a_state_at_its_branch(directory: Path) -> None:
+    """The second prompt that begins like another one keeps the state where they differ, and the third one finds it."""
+    with simulate(directory, num_states=40, state_cache_interval=64) as simulation:
+        shared = [index % 61 for index in range(22)]
+        streams = []
+        for number in range(3):
+            streams.append(simulation.submit([*shared, *([number] * 9)]))
+            simulation.finish()
+        simulation.check()
+        assert [stream.admissions[-1].num_cached_tokens for stream in streams] == [0, 0, 20]
 
 
 def test_preempted_sequence_continues_from_its_last_state(directory: Path) -> None:
