@@ -207,6 +207,7 @@ def multiply(
     x: int,
     factors: int,
     row_factors: int,  # of each row; 0: one for all rows
+    first: int,  # the factor of column 0
     width: int,
     begin: int,
     end: int,

@@ -677,6 +677,13 @@ class StateCache(msgspec.Struct):
     num_logged: int  # rows behind a state that may be replayed
 
 
+class RecurrentCache(msgspec.Struct, frozen=True):
+    """One layer's states in the state arena."""
+
+    places: LayerState
+    states: StateCache
+
+
 class KvCache(msgspec.Struct):
     """The KV arena as tensors.
 
@@ -687,3 +694,11 @@ class KvCache(msgspec.Struct):
     layers: list[LayerCache] = []
     states: StateCache | None = None  # of models with recurrent layers
     layer_states: list[LayerState | None] = []  # of each layer; None: it is not recurrent
+
+    def of_layer(self, index: int) -> LayerCache | RecurrentCache:
+        """Return what a layer of the model keeps of sequences."""
+        state = self.layer_states[index] if index < len(self.layer_states) else None
+        if state is None:
+            return self.layers[index]
+        assert self.states is not None, "there are places of states, but no states"
+        return RecurrentCache(state, self.states)

@@ -17,6 +17,7 @@ from engine.checkpoint.activations import read_activation
 from engine.checkpoint.families import CLASS_NAMES, MODEL_TYPES, POOLED_NAMES
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.families.family import MAX_LAYERS, Family, Latents, LayerShape, Multipliers, PositionTables
+from engine.checkpoint.families.recurrence import Recurrence
 from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.checkpoint.model_task import ScoreActivation, Task, labels_of, num_labels_of, score_activation_of, task_of
 from engine.checkpoint.quantization_config import QuantizationConfig
@@ -66,6 +67,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     quantization: QuantizationConfig | None = None  # of the stored weights
     experts: ExpertsConfig | None = None  # in layers without an MLP
     latents: Latents | None = None
+    recurrence: Recurrence | None = None  # of layers without attention
     layer_shapes: tuple[LayerShape, ...] = ()  # empty: all layers are alike
     recurrent_layers: tuple[RecurrentLayer | None, ...] = ()  # of each layer; empty: no layer is recurrent
     attention_layers: tuple[int, ...] | None = None  # None: all layers
@@ -201,6 +203,7 @@ def _model_config(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
     if is_bidirectional and tables is None:
         windows = _two_sided(windows, text, family, is_plain=latents is None and vision is None and not shapes)
     ropes = read_ropes(text, family, dims, max_positions, windows)
+    recurrence = family.recurrence(text, num_layers)
     return ModelConfig(
         architecture=family.name,
         vocab_size=text.count("vocab_size"),
@@ -231,6 +234,9 @@ def _model_config(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         quantization=_quantization(options),
         experts=_used(family.experts(text, num_layers)),
         latents=latents,
+        recurrence=recurrence,
+        recurrent_layers=recurrence.layer_by_layer(num_layers) if recurrence else (),
+        attention_layers=recurrence.others(num_layers) if recurrence else None,
         layer_shapes=shapes,
         layer_inputs_dim=family.layer_inputs_dim(text, num_layers),
         same_inputs=family.same_inputs(options, text),

@@ -33,7 +33,7 @@ from engine.options.resolve_captures import resolve_captures
 from engine.options.resolve_device import (
     ARENA_LIBRARIES,
     AskPaddle,
-    installed_paddle,
+    asking_paddle,
     resolve_device,
     resolve_ops,
     resolve_plan,
@@ -144,8 +144,7 @@ def resolve(
     contradict each other, the model or the machine; automatic choices that may surprise are added to `options.notes`. `flags`
     are the processor's; None: this machine's. `ask_paddle` returns the installed Paddle and GPUs; None: this machine's."""
     if ask_paddle is None:
-        are_cuda = options.values["device"] in ("auto", "gpu") and options.values["ops"] in ("auto", "cuda")
-        ask_paddle = functools.partial(installed_paddle, serves_cuda=are_cuda)
+        ask_paddle = asking_paddle(options.values["device"], options.values["ops"])
     if not options.values["plugins"]:
         return _resolved(options, flags, choose_kernels, ask_paddle)
     from engine.plugins import load_plugins, naming_plugins

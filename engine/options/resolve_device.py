@@ -6,6 +6,7 @@ per start, because only workers load the driver and Paddle.
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -107,6 +108,12 @@ def installed_paddle(*, serves_cuda: bool = False) -> InstalledPaddle:
         return msgspec.json.decode(done.stdout.splitlines()[-1] if done.stdout else "", type=InstalledPaddle)
     except msgspec.DecodeError:
         return InstalledPaddle("", {}, f"exit code {done.returncode}: {(done.stderr.strip() or '-').splitlines()[-1]}")
+
+
+def asking_paddle(device: str, ops: str) -> AskPaddle:
+    """Return the question to this machine for what is asked for."""
+    are_cuda = device in ("auto", "gpu") and ops in ("auto", "cuda")
+    return functools.partial(installed_paddle, serves_cuda=are_cuda)
 
 
 def resolve_device(asked: str, ops: str, num_ranks: int, ask: AskPaddle) -> str:

@@ -457,7 +457,8 @@ class CpuOps:
     def multiply(self, x: Tensor, factors: Tensor | Factor) -> Array:
         y, columns = self._like(x)
         values, of_row = (factors.weight, 0) if isinstance(factors, Factor) else (factors, factors.shape[1])
-        self._executor.emit(_cpu.multiply, y, x, values, of_row, y.width, *columns, rows=y.rows)
+        first = y.columns[0][0] if y.whole_width and of_row == y.whole_width else 0  # the factors are those of all columns
+        self._executor.emit(_cpu.multiply, y, x, values, of_row, first, y.width, *columns, rows=y.rows)
         return y
 
     def query_factors(self, inputs: Inputs, module: Rotary) -> Array:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.model_config import ModelConfig
-from tests.workers.variants import mxfp4, stacked, values
+from tests.workers.variants import joined, mxfp4, stacked, values
 from workers.models import declare_model
 
 TINY: dict[str, Any] = {
@@ -80,8 +81,31 @@ def write_checkpoint(path: Path, config: dict[str, Any]) -> ModelConfig:
     tensors = drawn_tensors(model)
     if model.architecture == "gpt_oss":
         tensors = to_gpt_oss_layout(tensors, is_packed=model.quantization is not None)
+    if FAMILIES[model.architecture].has_query_gate:
+        tensors = to_joined_layout(tensors, config)
     write_safetensors(path / "model.safetensors", tensors, metadata={"format": "pt"})
     return model
+
+
+def to_joined_layout(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the tensors of Qwen3-Next or Qwen3.5 as these store them."""
+    is_by_key_head = FAMILIES[config["model_type"]].is_recurrence_stored_by_key_head
+    others = {"gate_proj": "q_proj", "in_proj_z": "in_proj_qkv", "in_proj_a": "in_proj_b"}
+    whole = {"q_proj": "q_proj", "in_proj_qkv": "in_proj_qkvz", "in_proj_b": "in_proj_ba"}
+    found: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        prefix, _, suffix = name.rpartition(".")
+        prefix, _, module = prefix.rpartition(".")
+        is_joined = prefix.endswith("self_attn") or (prefix.endswith("linear_attn") and is_by_key_head)
+        if is_joined and module in others:
+            continue
+        if is_joined and module in whole:
+            other = next(each for each, first in others.items() if first == module)
+            rows = len(tensor) + len(tensors[f"{prefix}.{other}.{suffix}"])
+            name = f"{prefix}.{whole[module]}.{suffix}"
+            tensor = joined(name, (rows, *tensor.shape[1:]), lambda own, _: tensors[own], config)
+        found[name] = tensor
+    return found
 
 
 def to_gpt_oss_layout(tensors: dict[str, np.ndarray], *, is_packed: bool) -> dict[str, np.ndarray]:

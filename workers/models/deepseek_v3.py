@@ -7,6 +7,7 @@ attention. Prefill does the same, because two ways to compute a row would round 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from engine.checkpoint.model_config import ModelConfig
@@ -54,14 +55,15 @@ class DeepseekV3Layer:
         self.inner_norm = weights.norm(f"{prefix}.post_attention_layernorm", hidden, config.rms_norm_eps)
         self.mlp = feed_forward(config, index, weights, prefix)
 
-    def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> Tensor:
+    def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> tuple[Tensor, ...]:
         x = h
         if self.query_down is not None and self.query_norm is not None:
             x = ops.rms_norm(ops.all_gather(linear(ops, inputs, h, self.query_down)), self.query_norm)
         queries, compressed = linear(ops, inputs, x, self.queries), ops.all_gather(linear(ops, inputs, h, self.compress))
-        return ops.store_latent(inputs, queries, compressed, angles, self.latent_norm, self.shape, cache)
+        return (ops.store_latent(inputs, queries, compressed, angles, self.latent_norm, self.shape, cache),)
 
-    def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, ops: OpTable, step: Any, rows: Sequence[Tensor], cache: LayerCache) -> Tensor:
+        (queries,) = rows
         latents = ops.latent_attention(step, ops.head_linear(queries, self.absorb), queries, self.shape, cache)
         return ops.all_gather(linear(ops, step, ops.all_gather(ops.head_linear(latents, self.values)), self.output))
 

@@ -18,7 +18,7 @@ from workers.encoders.tower import Tower
 from workers.models.adapted import linear
 from workers.models.mlp import FeedForward, feed_forward
 from workers.models.norms import BlockNorm, BranchEnd, add_norm, declare_norm, normalize
-from workers.rank_group.share import head_columns
+from workers.rank_group.share import head_columns, query_columns
 from workers.weights.declaration import Weights
 
 CLASS_HEAD = "score"  # of classifiers
@@ -40,11 +40,12 @@ class Layer(Protocol):
     def __init__(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> None:
         """Declare layer `index` of the trunk, stored under `prefix`."""
 
-    def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> Tensor:
-        """Return the queries of all rows; their keys and values are written to the cache."""
+    def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: Any) -> tuple[Tensor, ...]:
+        """Return the queries of all rows, and what else `attend` reads of each row; keys and values are written to the
+        cache, a LayerCache. A recurrent layer has a RecurrentCache, and writes the states of the sequences to it."""
 
-    def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
-        """Return the attention output for the rows of `step`."""
+    def attend(self, ops: OpTable, step: Any, rows: Sequence[Tensor], cache: Any) -> Tensor:
+        """Return the attention output for the rows of `step`, from those of `store`."""
 
 
 class DraftLayer(Protocol):
@@ -138,6 +139,10 @@ class LlamaLayer:
                 has_weight=family.has_head_norm_weights,
                 has_values=family.has_value_norm,
             )
+        self.gate: Linear | None = None
+        if family.has_query_gate:
+            name, columns = f"{prefix}.self_attn.gate_proj", query_columns(self.shape)
+            self.gate = weights.linear([name], config.hidden_size, [queries], config.has_qkv_bias, columns)
         self.output = weights.linear([f"{prefix}.self_attn.o_proj"], queries, [config.hidden_size], config.has_output_bias)
         self.attended = BranchEnd(norm(names.attended), factor)
         self.inner_norm = norm(names.inner)
@@ -148,28 +153,33 @@ class LlamaLayer:
     def feed_forward(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> FeedForward:
         return feed_forward(config, index, weights, prefix)
 
-    def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> Tensor:
+    def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> tuple[Tensor, ...]:
         qkv = linear(ops, inputs, h, self.qkv)
         if self.wide_norms is not None:
             qkv = ops.normalize_wide(qkv, *self.wide_norms, self.shape)
-        return ops.rotate_and_store(inputs, qkv, angles, self.head_norm, self.shape, cache)
+        queries = ops.rotate_and_store(inputs, qkv, angles, self.head_norm, self.shape, cache)
+        return (queries,) if self.gate is None else (queries, linear(ops, inputs, h, self.gate))
 
-    def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
-        h = ops.all_gather(ops.attention(step, queries, self.shape, cache))
-        return self.attended.apply(ops, ops.all_gather(linear(ops, step, h, self.output)))
+    def attend(self, ops: OpTable, step: Any, rows: Sequence[Tensor], cache: LayerCache) -> Tensor:
+        queries, *gates = rows
+        h = ops.attention(step, queries, self.shape, cache)
+        for gate in gates:
+            h = ops.multiply(h, ops.activate(gate, "sigmoid"))
+        return self.attended.apply(ops, ops.all_gather(linear(ops, step, ops.all_gather(h), self.output)))
 
 
 class Llama:
     """The whole model."""
 
     layer_class: type[Layer] = LlamaLayer
+    recurrent_class: type[Layer] | None = None  # of layers without attention
     encoder: Tower | None = None  # of pictures and video
     drafts: Sequence[DraftLayer] = ()  # MTP layers
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
         self.embedding = weights.embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
-        self.layers = [self.layer_class(config, index, weights, f"model.layers.{index}") for index in range(config.num_layers)]
+        self.layers = [self.layer(config, index, weights, f"model.layers.{index}") for index in range(config.num_layers)]
         self.norm = declare_norm(config, weights, "model.norm")
         self.has_parallel_mlp = FAMILIES[config.architecture].has_parallel_mlp
         self.head = self.declare_head(weights)
@@ -177,6 +187,13 @@ class Llama:
         self.rotary = weights.rotary(config.rope, dims.get(False, config.head_dim))
         self.other_rotary = weights.rotary(config.other_rope, dims[True]) if config.other_rope else None
         self.num_deepstack = len(config.vision.deepstack_layers) if config.vision else 0
+
+    def layer(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> Layer:
+        """Declare layer `index`."""
+        if config.recurrence is None or index not in config.recurrence.layers:
+            return self.layer_class(config, index, weights, prefix)
+        assert self.recurrent_class is not None, f"{config.architecture} has recurrent layers, and no class for them"
+        return self.recurrent_class(config, index, weights, prefix)
 
     def declare_head(self, weights: Weights) -> Linear | None:
         """Declare the head; None if only hidden states are needed."""
@@ -210,18 +227,20 @@ class Llama:
             residual = ops.take_features(step, residual, 0)
         embedded = residual
         h = normalize(ops, residual, self.layers[0].input_norm)
-        for index, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=False)):
+        for index, layer in enumerate(self.layers):
+            layer_cache = cache.of_layer(index)
             if index:
                 h, residual = add_norm(ops, h, residual, layer.input_norm)
             angles, query_factors = rotations[index]
-            queries = layer.store(ops, inputs, h, angles, layer_cache)
+            rows = layer.store(ops, inputs, h, angles, layer_cache)
             if query_factors is not None:
-                queries = ops.multiply(queries, query_factors)
+                rows = (ops.multiply(rows[0], query_factors), *rows[1:])
             own = self.layer_input(ops, inputs, index, embedded)
             if layer is self.layers[-1]:
-                step, queries, residual, *own = ops.keep_rows(step, queries, residual, *own)
+                step, residual, *kept = ops.keep_rows(step, residual, *rows, *own)
+                rows, own = tuple(kept[: len(rows)]), kept[len(rows) :]
                 h = normalize(ops, residual, layer.input_norm) if self.has_parallel_mlp else h
-            attended = layer.attend(ops, step, queries, layer_cache)
+            attended = layer.attend(ops, step, rows, layer_cache)
             if self.has_parallel_mlp:
                 residual = ops.scale_and_add(attended, 1.0, residual)
             else:

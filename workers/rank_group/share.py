@@ -35,6 +35,16 @@ class TensorShare(msgspec.Struct, frozen=True):
         first_kv = self.rank * shape.num_kv_heads // self.size
         return msgspec.structs.replace(shape, own=HeadRange(self.rank * count, count, first_kv, kv_count))
 
+    def recurrent_heads(self, num_heads: int, num_groups: int) -> HeadRange | None:
+        """Return the rank's heads of a recurrent layer, and the groups (keys) that neighbouring heads share; None: all."""
+        if self.size == 1:
+            return None
+        count = num_heads // self.size
+        assert count * self.size == num_heads, f"{num_heads} heads on {self.size} ranks"
+        first, shared = self.rank * count, num_heads // num_groups
+        first_group = first // shared
+        return HeadRange(first, count, first_group, (first + count - 1) // shared + 1 - first_group)
+
     def columns(self, num_outputs: Sequence[int]) -> Columns:
         """Return the same part of each run of outputs; none: all, because there are too few to split."""
         if self.size == 1 or min(num_outputs) < MIN_PANELS * self.size * PANEL:

@@ -13,17 +13,21 @@ from typing import Literal
 import msgspec
 
 from engine.checkpoint.families.family import PositionTables
+from engine.checkpoint.families.recurrence import Recurrence
 from engine.checkpoint.rope_config import RopeConfig
 from engine.checkpoint.vision_config import PixelScale
 from ops.modules import (
     AttentionShape,
     AxisPositionTables,
     Columns,
+    Convolution,
+    DeltaRule,
     Embedding,
     EmbeddingPart,
     Experts,
     Factor,
     GateClamp,
+    GatedNorm,
     HeadLinear,
     HeadNorm,
     LatentShape,
@@ -65,6 +69,10 @@ class Weights(msgspec.Struct):
     routers: list[Router] = []
     mixtures: list[Experts] = []
     rotaries: list[tuple[RopeConfig, Rotary]] = []
+    exact_linears: list[Linear] = []  # float32 in every precision
+    convolutions: list[Convolution] = []
+    delta_rules: list[DeltaRule] = []
+    gated_norms: list[GatedNorm] = []
 
     def linear(
         self,
@@ -79,6 +87,43 @@ class Weights(msgspec.Struct):
         module = Linear(tuple(names), num_inputs, tuple(num_outputs), has_bias)
         module.columns = self.share.columns(module.num_outputs) if columns is None else columns
         self.linears.append(module)
+        return module
+
+    def exact_linear(self, names: Sequence[str], num_inputs: int, num_outputs: Sequence[int]) -> Linear:
+        """Declare projections that are float32 in every precision, whole on every rank."""
+        module = Linear(tuple(names), num_inputs, tuple(num_outputs))
+        self.exact_linears.append(module)
+        return module
+
+    def convolution(
+        self,
+        name: str,
+        sizes: Recurrence,
+        columns: Columns,
+        *,
+        activation: Literal["silu", ""] = "silu",
+        is_gated: bool = False,
+    ) -> Convolution:
+        module = Convolution(name, sizes.channels, sizes.kernel, sizes.has_bias, activation, is_gated, columns)
+        self.convolutions.append(module)
+        return module
+
+    def delta_rule(self, name: str, sizes: Recurrence) -> DeltaRule:
+        module = DeltaRule(
+            (f"{name}.A_log", f"{name}.dt_bias"),
+            sizes.num_key_heads,
+            sizes.num_value_heads,
+            sizes.key_dim,
+            sizes.value_dim,
+            own=self.share.recurrent_heads(sizes.num_value_heads, sizes.num_key_heads),
+        )
+        self.delta_rules.append(module)
+        return module
+
+    def gated_norm(self, name: str, width: int, group: int, epsilon: float) -> GatedNorm:
+        """Declare the norm of runs of `group` numbers, which share the weight."""
+        module = GatedNorm(name, width, group, epsilon, is_shared=True)
+        self.gated_norms.append(module)
         return module
 
     def linear_parts(self, name: str, num_inputs: int, num_outputs: int) -> tuple[Linear, Linear]:
@@ -313,7 +358,7 @@ class Weights(msgspec.Struct):
 
     def all_linears(self) -> list[Linear]:
         routers = (router.linear for router in self.routers if not router.weight_name)
-        return [*routers, *(linear for group in self.formatted() for linear in group)]
+        return [*routers, *self.exact_linears, *(linear for group in self.formatted() for linear in group)]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor that a checkpoint must have, by Hugging Face name."""
@@ -347,6 +392,13 @@ class Weights(msgspec.Struct):
         shapes |= {router.scales_name: (router.num_experts,) for router in self.routers if router.scales_name}
         shapes |= {f"{sinks.name}.weight": (sinks.num_heads,) for sinks in self.sinks}
         shapes |= {f"{factor.name}.weight": (1,) for factor in self.factors}
+        for convolution in self.convolutions:
+            shapes[f"{convolution.name}.weight"] = (convolution.channels, 1, convolution.kernel)
+            shapes |= {f"{convolution.name}.bias": (convolution.channels,)} if convolution.has_bias else {}
+        for rule in self.delta_rules:
+            of_decay, of_bias = rule.names
+            shapes |= {of_decay: (rule.num_value_heads,), of_bias: (rule.num_value_heads * rule.num_decays,)}
+        shapes |= {f"{norm.name}.weight": (norm.weight_width,) for norm in self.gated_norms}
         for router in self.routers:
             if router.weight_name:
                 shapes[router.weight_name] = (router.linear.num_inputs, router.num_experts)

@@ -16,9 +16,12 @@ import msgspec
 
 from ops.modules import (
     ColumnRules,
+    Convolution,
+    DeltaRule,
     Embedding,
     Experts,
     Factor,
+    GatedNorm,
     HeadLinear,
     HeadNorm,
     LayerNorm,
@@ -73,6 +76,7 @@ class WeightPacking:
         self._modules += [*weights.typed_positions, *weights.sinks, *weights.factors, *weights.routers, *weights.mixtures]
         self._modules += weights.head_linears
         self._modules += weights.column_rules
+        self._modules += [*weights.exact_linears, *weights.convolutions, *weights.delta_rules, *weights.gated_norms]
         self._modules += [*weights.patch_linears, *weights.position_tables, *weights.layer_norms, *weights.encoder_linears]
         # linears grouped by common format
         self._matrices: list[Sequence[Linear | HeadLinear | Embedding]] = [*weights.formatted()]
@@ -221,5 +225,11 @@ def _num_bytes(module: Module) -> int:
             return 4 * math.prod(module.shape)
         case ColumnRules():
             return 16 * module.width
+        case Convolution():
+            return 4 * module.channels * (module.kernel + module.has_bias)
+        case DeltaRule():
+            return 4 * module.num_value_heads * (1 + module.num_decays)
+        case GatedNorm():
+            return 4 * module.weight_width
         case _:
             raise AssertionError(f"{module} has no weights in a checkpoint")

@@ -25,6 +25,7 @@ class RandomWeights:
         self._norms |= {f"{norm.name}.weight" for norm in weights.layer_norms}
         self._norms |= {f"{name}.weight" for norm in weights.head_norms for name in (norm.query_name, norm.key_name)}
         self._norms |= {f"{factor.name}.weight" for factor in weights.factors}
+        self._norms |= {f"{norm.name}.weight" for norm in weights.gated_norms}
         self._norms |= {router.scales_name for router in weights.routers}
         self._seed = seed
         self._is_narrow = is_narrow

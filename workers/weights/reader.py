@@ -39,6 +39,7 @@ from workers.weights.declaration import Weights, stored_inputs
 from workers.weights.formats.floats import is_finite
 from workers.weights.formats.gguf import gguf_tensors
 from workers.weights.formats.interleaved import split_experts
+from workers.weights.formats.joined_projections import split_projections
 from workers.weights.formats.module import DecodedTensor
 from workers.weights.formats.quantized import decoded
 from workers.weights.formats.tensor import Kept, Tensor
@@ -77,9 +78,11 @@ _RENAMES = (
     (re.compile(r"\.(layer_scalar|router\.scale)$"), r".\1.weight"),  # Gemma 4
     (re.compile(r"(\.layers\.\d+)\.experts\."), r"\1.mlp.experts."),
     (re.compile(r"(\.layers\.\d+)\.router\.proj\."), r"\1.mlp.gate."),
-    (re.compile(r"(\.experts\.\d+\.)w1\."), r"\1gate_proj."),
-    (re.compile(r"(\.experts\.\d+\.)w2\."), r"\1down_proj."),
-    (re.compile(r"(\.experts\.\d+\.)w3\."), r"\1up_proj."),
+    (re.compile(r"(\.experts\.\d+\.|\.mlp\.)w1\."), r"\1gate_proj."),
+    (re.compile(r"(\.experts\.\d+\.|\.mlp\.)w2\."), r"\1down_proj."),
+    (re.compile(r"(\.experts\.\d+\.|\.mlp\.)w3\."), r"\1up_proj."),
+    (re.compile(r"^model\.embedding_norm\."), "model.norm."),  # LFM2
+    (re.compile(r"^(model\.layers\.\d+\.self_attn)\.out_proj\."), r"\1.o_proj."),
 )
 _ENCODER = re.compile(r"^(visual|vision_model|vision_tower|multi_modal_projector|embed_vision|mlp_AR|model\.resampler_model)\.")
 _UNUSED_BY_ENCODERS = r"^(visual\.vision_model|vision_tower)\.(head\.|embeddings\.packing_position_embedding\.)"
@@ -232,11 +235,12 @@ class Checkpoint:
     def _tensors(self, config: ModelConfig) -> Mapping[str, Tensor]:
         """Return all tensors of all files, quantized ones decoded when they are read."""
         if self._gguf:
-            return gguf_tensors(self._gguf, config)
+            return split_projections(gguf_tensors(self._gguf, config), config)
         stored = {name: tensor for file in self._files for name, tensor in file.tensors.items()}
         try:
             metadata = {key: value for file in self._files for key, value in file.metadata.items()}
             tensors: Mapping[str, Tensor] = decoded(stored, config.quantization, metadata) if config.quantization else stored
+            tensors = split_projections(tensors, config)
             return split_experts(tensors) if FAMILIES[config.architecture].has_interleaved_experts else tensors
         except CheckpointError as error:
             raise CheckpointError(f"{self._path}: {error}") from error

@@ -10,10 +10,13 @@ from typing import Protocol
 import numpy as np
 
 from ops.modules import (
+    Convolution,
+    DeltaRule,
     Embedding,
     EmbeddingPart,
     Experts,
     Factor,
+    GatedNorm,
     HeadLinear,
     HeadNorm,
     LayerNorm,
@@ -101,7 +104,13 @@ class ModuleSources:
                 return {"weight": partial(self._values_of_norm, module, module.name)}
             case Limits() | Standardization():
                 return {"rules": partial(self._rules, module)}
-            case HeadLinear() | PositionTable() | Sinks() | Factor():
+            case Convolution():
+                parts = ("weight", "bias") if module.has_bias else ("weight",)
+                return {part: partial(self._values, module, [f"{module.name}.{part}"]) for part in parts}
+            case DeltaRule():
+                named = zip(("A_log", "dt_bias"), module.names, strict=True)
+                return {part: partial(self._values, module, [name]) for part, name in named}
+            case HeadLinear() | PositionTable() | Sinks() | Factor() | GatedNorm():
                 return {"weight": partial(self._values, module, [f"{module.name}.weight"])}
             case _:
                 raise AssertionError(f"{module} has no weights in a checkpoint")

@@ -108,6 +108,8 @@ class AdapterLayout(msgspec.Struct, frozen=True):
 
 def why_not_adaptable(config: ModelConfig) -> str:
     """Return why a model cannot have adapters; empty if it can."""
+    if config.recurrence is not None:
+        return "they have recurrent layers"
     return "they are encoders" if config.position_tables is not None else ""
 
 

@@ -26,6 +26,7 @@ from engine.checkpoint.families.gpt_oss import GptOss
 from engine.checkpoint.families.granite import Granite
 from engine.checkpoint.families.granitemoe import GraniteMoe, GraniteMoeShared
 from engine.checkpoint.families.hunyuan_v1_dense import HunyuanV1Dense
+from engine.checkpoint.families.lfm2 import Lfm2, Lfm2Moe
 from engine.checkpoint.families.llama import Llama
 from engine.checkpoint.families.llama4 import Llama4
 from engine.checkpoint.families.media_rules import MediaRules
@@ -42,7 +43,9 @@ from engine.checkpoint.families.qwen2_5_vl import Qwen2_5VL
 from engine.checkpoint.families.qwen2_moe import Qwen2Moe
 from engine.checkpoint.families.qwen2_vl import Qwen2VL
 from engine.checkpoint.families.qwen3 import Qwen3
+from engine.checkpoint.families.qwen3_5 import Qwen3_5, Qwen3_5Moe, Qwen3_5MoeVL, Qwen3_5VL
 from engine.checkpoint.families.qwen3_moe import Qwen3Moe
+from engine.checkpoint.families.qwen3_next import Qwen3Next
 from engine.checkpoint.families.qwen3_vl import Qwen3VL
 from engine.checkpoint.families.qwen3_vl_moe import Qwen3VLMoe
 from engine.checkpoint.families.seed_oss import SeedOss
@@ -67,6 +70,11 @@ _TEXT = (
     Glm4(),
     Glm4Moe(),
     Glm4MoeLite(),
+    Qwen3Next(),
+    Qwen3_5(),
+    Qwen3_5Moe(),
+    Lfm2(),
+    Lfm2Moe(),
     Exaone4(),
     Olmo2(),
     Olmo3(),
@@ -90,6 +98,8 @@ _VISION = (
     Qwen2_5VL(),
     Qwen3VL(),
     Qwen3VLMoe(),
+    Qwen3_5VL(),
+    Qwen3_5MoeVL(),
     Ernie4_5VLMoe(),
     PaddleOcrVL(),
     Gemma3Vision(),

@@ -11,6 +11,7 @@ import msgspec
 from engine.checkpoint.families.drafts import DraftNames
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.families.media_rules import MediaRules
+from engine.checkpoint.families.recurrence import Recurrence
 from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.vision_config import VisionConfig
 
@@ -120,6 +121,8 @@ class Family:
     has_centered_head_norm: bool = False  # head norms subtract the mean, and each head has weights of its own
     has_value_norm: bool = False  # each value head is normalized, too, without a weight
     has_wide_norm: bool = False  # all queries of a token are normalized as one before they are rotated, and so are all keys
+    has_query_gate: bool = False  # attention's outputs are multiplied by sigmoids that are projected with the queries
+    is_recurrence_stored_by_key_head: bool = False  # projections of recurrent layers have all parts of a key head together
     has_sinks: bool = False  # each query head has a learned score that takes part in the softmax, without a value
     fused_names: tuple[str, ...] = ()  # of "qkv_proj" and "gate_up_proj", those that are stored as one tensor
     unused_tensors: str = ""  # pattern of stored tensors that are not read; empty: none
@@ -231,6 +234,10 @@ class Family:
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         """Return for each layer how many keys a query sees, itself included; 0: all before it."""
         return (0,) * num_layers
+
+    def recurrence(self, options: JsonOptions, num_layers: int) -> Recurrence | None:
+        """Return the recurrent layers; None: the family, or the model, has none."""
+        return None
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
         """Return the experts, possibly of no layer; None: the family, or the model, has none."""

@@ -150,8 +150,10 @@ void bind_row_ops(nb::module_ &module) {
                return Op{AdjustColumns{floats(y), floats(x), floats(rules), width, at, y_width, rows_of(rows, count)}};
            });
     define(module, "multiply",
-           [](Address y, Address x, Address factors, i64 row_factors, i64 width, i64 begin, i64 end, Address rows, i64 count) {
-               return Op{Multiply{floats(y), floats(x), floats(factors), row_factors, width, begin, end, rows_of(rows, count)}};
+           [](Address y, Address x, Address factors, i64 row_factors, i64 first, i64 width, i64 begin, i64 end, Address rows,
+              i64 count) {
+               return Op{Multiply{floats(y), floats(x), floats(factors), row_factors, first, width, begin, end,
+                                  rows_of(rows, count)}};
            });
     define(module, "activate_and_multiply", activate<true>);
     define(module, "activate", activate<false>);

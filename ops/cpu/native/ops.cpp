@@ -261,7 +261,7 @@ void run_op(Engine &engine, const AdjustColumns &op) {
 void run_op(Engine &engine, const Multiply &op) {
     for_rows(engine, op.rows.get(), op.end - op.begin, [&](i64 begin, i64 end) {
         for (i64 row = begin; row < end; ++row) {
-            const float *x = op.x + row * op.width, *factors = op.factors + row * op.row_factors;
+            const float *x = op.x + row * op.width, *factors = op.factors + row * op.row_factors + op.first;
             float *y = op.y + row * op.width;
             if (op.row_factors > 1) {
                 for (i64 i = op.begin; i < op.end; ++i) y[i] = x[i] * factors[i];

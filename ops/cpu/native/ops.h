@@ -185,7 +185,8 @@ struct AdjustColumns {
 struct Multiply {
     float *y;
     const float *x, *factors;
-    i64 row_factors;  // of each row: its width, or 1; 0: one for all rows
+    i64 row_factors;  // of each row: one for each column, or 1; 0: one for all rows
+    i64 first;        // the factor of column 0
     i64 width, begin, end;
     Rows rows;
 };

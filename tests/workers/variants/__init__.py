@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -58,6 +59,38 @@ def stacked(name: str, shape: tuple[int, ...], values_of: Callable[[str, tuple[i
         for index, part in enumerate(parts):
             result[expert, ..., index :: len(parts)] = values_of(f"{match[1]}.{expert}.{part}.{suffix}", own).T
     return result
+
+
+def joined(
+    name: str, shape: tuple[int, ...], values_of: Callable[[str, tuple[int, ...]], np.ndarray], config: dict[str, Any]
+) -> np.ndarray:
+    """Return a tensor as Qwen3-Next and Qwen3.5 store it; `values_of` those of our names: queries and gates of a head are one
+    tensor, and in Qwen3-Next so are all projections of a key head of a recurrent layer."""
+
+    def side_by_side(count: int, *parts: tuple[str, int]) -> np.ndarray:
+        """Join `count` runs of rows of each part; a part's rows are `first` and the next of the tensor with its name."""
+        found = []
+        for own, width in parts:
+            found.append(values_of(f"{prefix}.{own}.{suffix}", (count * width, *shape[1:])).reshape(count, width, *shape[1:]))
+        return np.concatenate(found, axis=1).reshape(shape)
+
+    stem, _, suffix = name.rpartition(".")
+    prefix, _, module = stem.rpartition(".")
+    config = config.get("text_config", config)
+    if module == "q_proj":
+        return side_by_side(config["num_attention_heads"], ("q_proj", config["head_dim"]), ("gate_proj", config["head_dim"]))
+    if module not in ("in_proj_qkvz", "in_proj_ba"):
+        return values_of(name, shape)
+    heads = config["linear_num_key_heads"]
+    shared = config["linear_num_value_heads"] // heads
+    if module == "in_proj_ba":
+        return side_by_side(heads, ("in_proj_b", shared), ("in_proj_a", shared))
+    keys, width = config["linear_key_head_dim"], shared * config["linear_value_head_dim"]
+    all_three = values_of(f"{prefix}.in_proj_qkv.{suffix}", (heads * (2 * keys + width), *shape[1:]))
+    queries, others, of_values = np.split(all_three, [heads * keys, 2 * heads * keys])
+    gates = values_of(f"{prefix}.in_proj_z.{suffix}", of_values.shape)
+    runs = [part.reshape(heads, -1, *shape[1:]) for part in (queries, others, of_values, gates)]
+    return np.concatenate(runs, axis=1).reshape(shape)
 
 
 def mxfp4(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.workers.variants import dequantized, mxfp4, stacked, values
+from tests.workers.variants import dequantized, joined, mxfp4, stacked, values
 
 COMMON = {
     "vocab_size": 96,
@@ -133,6 +133,44 @@ LLAMA4 = {
     "num_experts_per_tok": 1,
     "interleave_moe_layer_step": 2,
     "rope_theta": 500000.0,
+}
+QWEN3_NEXT = {
+    **UNPADDED,
+    "model_type": "qwen3_next",
+    "architectures": ["Qwen3NextForCausalLM"],
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+}
+QWEN3_5 = {
+    **{key: value for key, value in QWEN3_NEXT.items() if "expert" not in key and key != "moe_intermediate_size"},
+    "model_type": "qwen3_5_text",
+    "architectures": ["Qwen3_5ForCausalLM"],
+}
+LFM2 = {
+    **{key: value for key, value in UNPADDED.items() if key not in ("rms_norm_eps", "hidden_act")},
+    "model_type": "lfm2",
+    "architectures": ["Lfm2ForCausalLM"],
+    "num_hidden_layers": 4,
+    "norm_eps": 1e-5,
+    "block_auto_adjust_ff_dim": False,
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+}
+LFM2_MOE = {
+    **{key: value for key, value in LFM2.items() if not key.startswith("block")},
+    "model_type": "lfm2_moe",
+    "architectures": ["Lfm2MoeForCausalLM"],
+    "num_dense_layers": 1,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
 }
 MINISTRAL3 = {**UNPADDED, "model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"], "head_dim": 12}
 
@@ -609,6 +647,59 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "llama_4_scaling_beta": 0.4,
         },
     },
+    "qwen3_next": QWEN3_NEXT,
+    "qwen3_next one value head for each key head, dense layer, recurrent last": {
+        **QWEN3_NEXT,
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+        "linear_num_value_heads": 2,
+        "linear_conv_kernel_dim": 3,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": False,
+        "attention_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    },
+    "qwen3_5": QWEN3_5,
+    "qwen3_5 tied, one KV head, odd sizes": {
+        **QWEN3_5,
+        "hidden_size": 42,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "linear_num_key_heads": 3,
+        "linear_num_value_heads": 9,
+        "linear_key_head_dim": 10,
+        "linear_value_head_dim": 14,
+        "linear_conv_kernel_dim": 2,
+        "tie_word_embeddings": True,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    },
+    "qwen3_5_moe": {
+        **{key: value for key, value in QWEN3_NEXT.items() if key != "intermediate_size"},
+        "model_type": "qwen3_5_moe_text",
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+    },
+    "lfm2": LFM2,
+    "lfm2 biases, untied, adjusted width, longer kernel, convolution last": {
+        **LFM2,
+        "num_hidden_layers": 3,
+        "full_attn_idxs": [0],
+        "layer_types": None,
+        "conv_bias": True,
+        "conv_L_cache": 5,
+        "tie_word_embeddings": False,
+        "block_auto_adjust_ff_dim": True,
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.3,
+        "num_key_value_heads": 1,
+    },
+    "lfm2_moe": LFM2_MOE,
+    "lfm2_moe without a correction, scaled": {
+        **LFM2_MOE,
+        "use_expert_bias": False,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.5,
+        "num_dense_layers": 0,
+    },
     "llama4_text": LLAMA4,
     "llama4_text chunks, scaled queries, two experts": {
         **LLAMA4,
@@ -640,6 +731,11 @@ RENAMES = {
     ".router.proj.": ".mlp.gate.",
     ".mlp.shared_expert.": ".mlp.shared_experts.",
     ".shared_mlp.output_linear.": ".mlp.shared_experts.down_proj.",
+    ".mlp.w1.": ".mlp.gate_proj.",
+    ".mlp.w2.": ".mlp.down_proj.",
+    ".mlp.w3.": ".mlp.up_proj.",
+    ".self_attn.out_proj.": ".self_attn.o_proj.",
+    "model.embedding_norm.": "model.norm.",
 }
 PROMPT_LENGTH = 60
 NUM_OUTPUTS = 12
@@ -647,7 +743,9 @@ NUM_OUTPUTS = 12
 
 def correction_buffers(model: Any) -> list[tuple[str, Any]]:
     return [
-        (name, buffer) for name, buffer in model.named_buffers() if name.endswith(("e_score_correction_bias", "layer_scalar"))
+        (name, buffer)
+        for name, buffer in model.named_buffers()
+        if name.endswith(("e_score_correction_bias", "layer_scalar", "expert_bias"))
     ]
 
 
@@ -655,6 +753,8 @@ def values_of(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> np.n
     """Return the values of a parameter of transformers, which has the experts of a layer as one."""
     if config["model_type"] == "gpt_oss":
         return values_of_gpt_oss(name, shape, "quantization_config" in config)
+    if config["model_type"].startswith(("qwen3_next", "qwen3_5")) and re.search("q_proj|in_proj_(qkvz|ba)", name):
+        return joined(name, shape, values, config)
     is_turned = config["model_type"] == "llama4_text"  # experts as [in, out]
     if config["model_type"].startswith("gemma4"):
         name = re.sub(r"(layer_scalar|router\.scale)$", r"\1.weight", name.replace(".experts.", ".mlp.experts."))

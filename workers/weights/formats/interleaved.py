@@ -20,7 +20,7 @@ from engine.errors import CheckpointError
 from ops.weight_format import QuantizedWeight, WeightFormat, float32
 from workers.weights.formats.module import DecodedTensor
 from workers.weights.formats.mxfp4 import GROUP_SIZE, MXFP4, NAN, codes_of, scales_of
-from workers.weights.formats.stacked_modules import rows_of
+from workers.weights.formats.rows import no_integers, rows_of
 from workers.weights.formats.tensor import Tensor
 from workers.weights.safetensors import StoredTensor
 
@@ -38,7 +38,7 @@ def split_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             prefix, stem, expert, suffix = linear.groups()
             parts = _PARTS[f"{stem}_proj"]
             for index, part in enumerate(parts):
-                found[f"{prefix}.{expert}.{part}.{suffix}"] = _rows(tensor, slice(index, None, len(parts)))
+                found[f"{prefix}.{expert}.{part}.{suffix}"] = rows_of(tensor, slice(index, None, len(parts)))
         elif match is None:
             found[name] = tensor
         elif match[3] != "_scales" or name.replace("_scales", "_blocks") not in tensors:
@@ -63,17 +63,6 @@ def _split(name: str, match: re.Match[str], tensor: Tensor, tensors: Mapping[str
                 yield f"{prefix}.{expert}.{part}.{suffix}", _float_part(tensor, expert, rows)
 
 
-def _rows(tensor: Tensor, rows: slice) -> DecodedTensor:
-    """Return some rows of a linear's weight or bias."""
-    if isinstance(tensor, DecodedTensor):
-        return rows_of(tensor, rows)
-    shape = (len(range(tensor.shape[0])[rows]), *tensor.shape[1:])
-    integers = partial(_no_integers, shape)
-    return DecodedTensor(
-        shape, lambda: tensor.read()[rows], lambda: tensor.read_plain()[rows], lambda: None, integers, tensor.is_float
-    )
-
-
 def _float_part(tensor: Tensor, expert: int, columns: slice) -> DecodedTensor:
     """Return some columns of one expert, turned to [out, in], or its bias."""
 
@@ -85,11 +74,7 @@ def _float_part(tensor: Tensor, expert: int, columns: slice) -> DecodedTensor:
         return values
 
     shape = (len(range(tensor.shape[-1])[columns]), *tensor.shape[1:-1])
-    return DecodedTensor(shape, read, read_plain, lambda: None, partial(_no_integers, shape), tensor.is_float)
-
-
-def _no_integers(shape: tuple[int, ...], format: WeightFormat) -> QuantizedWeight:
-    raise AssertionError(f"a float tensor {shape} cannot be kept as {format}")
+    return DecodedTensor(shape, read, read_plain, lambda: None, partial(no_integers, shape), tensor.is_float)
 
 
 def _packed_pair(name: str, tensors: Mapping[str, Tensor]) -> tuple[StoredTensor, StoredTensor]:

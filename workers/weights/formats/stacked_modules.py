@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from engine.checkpoint.quantization_config import QuantizationConfig
 from ops.weight_format import QuantizedWeight, WeightFormat
 from workers.weights.formats.module import DecodedTensor, QuantizedModule
+from workers.weights.formats.rows import rows_of
 from workers.weights.formats.tensor import Kept
 from workers.weights.safetensors import StoredTensor
 
@@ -55,25 +55,6 @@ class StackedModules(msgspec.Struct, frozen=True):
     def rows(self, expert: int, begin: int, end: int) -> DecodedTensor:
         """Return rows [begin, end) of the matrix of one expert."""
         return rows_of(self.experts[expert], slice(begin, end))
-
-
-def rows_of(matrix: DecodedTensor, rows: slice) -> DecodedTensor:
-    """Return some rows of a matrix."""
-
-    def read_integers(format: WeightFormat) -> QuantizedWeight:
-        found = matrix.read_integers(format)
-        offsets = None if found.offsets is None else np.ascontiguousarray(found.offsets[rows])
-        values, scales = (np.ascontiguousarray(each[rows]) for each in (found.values, found.scales))
-        return QuantizedWeight(found.format, values, scales, offsets)
-
-    return replace(
-        matrix,
-        shape=(len(range(*rows.indices(matrix.shape[0]))), *matrix.shape[1:]),
-        read=lambda: matrix.read()[rows],
-        read_plain=lambda: matrix.read_plain()[rows],
-        read_integers=read_integers,
-        read_columns=None,
-    )
 
 
 def stacked_modules(
