@@ -15,7 +15,6 @@ from shm.sizes import size_text
 
 MAX_DEFAULT_BYTES = 1 << 30
 MAX_DEFAULT_STATES = 1024
-LEAST_INTERVAL = 256
 _OPTIONS = ("state_cache_interval", "state_cache_memory")
 
 
@@ -62,8 +61,8 @@ def _num_kept(values: dict[str, Any], slot_bytes: int) -> int:
 
 
 def _interval(values: dict[str, Any], longest: int, num_kept: int) -> int:
-    """Return the tokens between kept states of a prompt: as given, else few enough states that those of the longest prompt take
-    half of the slots."""
+    """Return the tokens between kept states of a prompt: as given, else as many as a step has, so that no step is cut, or more
+    if the states of the longest prompt would take more than half of the slots."""
     asked, block_size = values["state_cache_interval"], values["block_size"]
     if asked is not None:
         if asked % block_size:
@@ -72,7 +71,7 @@ def _interval(values: dict[str, Any], longest: int, num_kept: int) -> int:
                 f"ends of blocks; use {-(-asked // block_size) * block_size}"
             )
         return int(asked)
-    interval: int = max(LEAST_INTERVAL, block_size)
+    interval: int = -(-values["max_num_batched_tokens"] // block_size) * block_size
     while interval * max(1, num_kept // 2) < longest:
         interval *= 2
     return interval

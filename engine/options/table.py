@@ -273,7 +273,8 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             whole(1, 1 << 31),
             None,
             "models with recurrent layers: tokens between the states of a prompt that are kept for later requests, a multiple "
-            "of --block-size; default: 256, or more if the states of the longest prompt need more than half of the slots",
+            "of --block-size; default: --max-num-batched-tokens, or more if the states of the longest prompt take over half the "
+            "slots",
         ),
         Option(
             "state-cache-memory",

@@ -57,7 +57,8 @@ def test_log_is_as_long_as_drafts_are() -> None:
 
 
 def test_interval_grows_with_the_longest_prompt() -> None:
-    assert slots("--state-cache-memory", "100GiB")["state_cache_interval"] == 256
+    assert slots("--state-cache-memory", "100GiB")["state_cache_interval"] == 512
+    assert slots("--state-cache-memory", "100GiB", "--max-num-batched-tokens", "100")["state_cache_interval"] == 112
     few = slots("--state-cache-memory", "80MiB")
     assert few["state_cache_interval"] == 8192
     assert slots("--state-cache-memory", "80MiB", num_kv_blocks=256)["state_cache_interval"] == 1024, "the cache holds less"
