@@ -273,7 +273,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             whole(1, 1 << 31),
             None,
             "models with recurrent layers: tokens between the states of a prompt that are kept for later requests, a multiple "
-            "of --block-size; default: --max-num-batched-tokens, or more if the states of the longest prompt take over half the "
+            "of --block-size; default: --max-num-batched-tokens, or more if those of the longest prompt take over half of the "
             "slots",
         ),
         Option(
