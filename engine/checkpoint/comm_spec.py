@@ -52,6 +52,8 @@ def comm_bytes(
             width = max(width, model.experts.shared_intermediate_size)
             if not shares_experts:
                 width = max(width, model.experts.num_chosen * model.experts.intermediate_size)
+        if model.recurrence is not None:
+            width = max(width, model.recurrence.values_width)
         if (latents := model.latents) is not None:
             values = model.num_attention_heads * latents.value_dim
             width = max(width, latents.query_dim, values, latents.latent_dim + latents.rotary_dim)

@@ -44,6 +44,13 @@ def resolve_ranks(options: OptionValues, model: ModelConfig) -> int:
                 f"--tensor-parallel-size {size} is neither a divisor nor a multiple of the {kv_heads} KV heads of the "
                 f"model; use one of {fitting}"
             )
+    value_heads = model.recurrence.num_value_heads if model.recurrence is not None else 0
+    if value_heads % size:
+        fitting = [count for count in _divisors(heads) if value_heads % count == 0]
+        raise OptionError(
+            f"--tensor-parallel-size {size} does not divide the {value_heads} heads of the model's recurrent layers; use one "
+            f"of {fitting}"
+        )
     num_ranks: int = size * values["data_parallel_size"]
     if values["enable_expert_parallel"]:
         _check_experts(model, num_ranks)

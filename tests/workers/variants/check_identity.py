@@ -1,5 +1,5 @@
 """Compares the bytes of answers across batches, chunks, caches, preemptions, drafts, kills and layouts, for the mechanisms that
-the golden checkpoints lack: windows, caps, sinks, shared keys, MXFP4, and pictures of Gemma 4:
+the golden checkpoints lack: windows, caps, sinks, shared keys, MXFP4, recurrent states, and pictures of Gemma 4:
 
 python -m tests.workers.variants.check_identity [--model NAME ...] [--precision NAME ...] [--layout NAME ...]
 
@@ -59,10 +59,25 @@ SEEING: Config = {
         "position_embedding_size": 600,
     },
 }
+RECURRENT: Config = {
+    **{name: value for name, value in TEXT.items() if name != "sliding_window"},
+    **{"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16},
+    **{"linear_value_head_dim": 32},
+}
 GEMMA4: Config = {**TEXT, "model_type": "gemma4_text", "global_head_dim": 24, "vocab_size_per_layer_input": 1024}
 MODELS: dict[str, Config] = {
     "gemma2": {**TEXT, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 20},
     "mistral": {**TEXT, "model_type": "mistral", "architectures": ["MistralForCausalLM"]},
+    "qwen3_5": {**RECURRENT, "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"]},
+    "qwen3_next": {
+        **{**RECURRENT, "model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"], "num_experts": 6},
+        **{"num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
+    },
+    "lfm2": {
+        **{name: value for name, value in TEXT.items() if name not in ("sliding_window", "rms_norm_eps", "head_dim")},
+        **{"model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": False},
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+    },
     "gpt_oss": GPT_OSS,
     "gpt_oss-mxfp4": {**GPT_OSS, "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}},
     "gemma4": {  # as E2B: last layers share the keys of earlier ones

@@ -74,6 +74,12 @@ class Draw(random.Random):
     def layer_types(self, config: Config, odd_one: str = "full_attention") -> None:
         config["layer_types"] = [self.choice(["sliding_attention", odd_one]) for _ in range(config["num_hidden_layers"])]
 
+    def recurrent_types(self, config: Config, kind: str) -> None:
+        """Choose the layers; one has attention, without which transformers has no cache."""
+        count = config["num_hidden_layers"]
+        config["layer_types"] = [self.choice([kind, kind, "full_attention"]) for _ in range(count)]
+        config["layer_types"][self.randrange(count)] = "full_attention"
+
     def base(self, **options: Any) -> Config:
         config: Config = {
             "vocab_size": self.choice([64, 89, 128]),
@@ -136,6 +142,65 @@ def qwen2_moe(draw: Draw) -> Config:
         "mlp_only_layers": [0] if draw.flag(0.3) else [],
         "qkv_bias": draw.flag(0.8),
     }
+    return config
+
+
+def gated_delta(draw: Draw, config: Config) -> None:
+    """Choose the layers and heads of Qwen3-Next's kind."""
+    keys = draw.choice([1, 2, 2, 3, 4])
+    config |= {
+        "head_dim": draw.choice([8, 16, 24]),
+        "attention_bias": draw.flag(),
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": keys * draw.choice([1, 2, 2, 3]),
+        "linear_key_head_dim": draw.choice([4, 8, 10, 16, 33]),
+        "linear_value_head_dim": draw.choice([4, 8, 12, 16, 31]),
+        "linear_conv_kernel_dim": draw.choice([2, 3, 4, 4, 5]),
+    }
+    draw.recurrent_types(config, "linear_attention")
+    draw.rope(config)
+    rope = config.get("rope_parameters", config)
+    rope["partial_rotary_factor"] = draw.choice([0.25, 0.5, 1.0])
+
+
+def qwen3_next(draw: Draw) -> Config:
+    config = qwen2_moe(draw)
+    for name in ("qkv_bias", "use_sliding_window", "sliding_window", "max_window_layers", "rope_scaling", "rope_theta"):
+        config.pop(name, None)
+    config.pop("rope_parameters", None)
+    gated_delta(draw, config)
+    return config
+
+
+def qwen3_5_text(draw: Draw) -> Config:
+    config = draw.base()
+    gated_delta(draw, config)
+    return config
+
+
+def qwen3_5_moe_text(draw: Draw) -> Config:
+    config = qwen3_5_text(draw) | experts(draw, "num_experts")
+    del config["intermediate_size"]
+    return config | {"shared_expert_intermediate_size": draw.choice([16, 24, 40])}
+
+
+def lfm2(draw: Draw) -> Config:
+    config = draw.base(
+        norm_eps=draw.choice([1e-6, 1e-5, 1e-3]), conv_bias=draw.flag(), conv_L_cache=draw.choice([2, 3, 3, 4, 6])
+    )
+    del config["rms_norm_eps"]
+    draw.recurrent_types(config, "conv")
+    config["block_auto_adjust_ff_dim"] = draw.flag()
+    if config["block_auto_adjust_ff_dim"]:
+        config |= {"block_multiple_of": draw.choice([8, 16]), "block_ffn_dim_multiplier": draw.choice([1.0, 1.3])}
+    draw.rope(config)
+    return config
+
+
+def lfm2_moe(draw: Draw) -> Config:
+    config = {name: value for name, value in lfm2(draw).items() if not name.startswith("block")}
+    config |= experts(draw, "num_experts") | {"num_dense_layers": draw.choice([0, 1, 2])}
+    config |= {"use_expert_bias": draw.flag(), "norm_topk_prob": draw.flag(), "routed_scaling_factor": draw.choice([1.0, 1.5])}
     return config
 
 
@@ -502,6 +567,7 @@ FAMILIES: dict[str, Callable[[Draw], Config]] = {
         *(phi3, gemma4_text, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, smollm3, granite, granitemoe),
         *(olmo2, olmo3, exaone4, seed_oss, minimax_m2, gpt_oss, cohere, cohere2, hunyuan_v1_dense),
         *(starcoder2, llama4_text, granitemoeshared, ernie4_5_moe),
+        *(qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe),
     )
 }
 
@@ -509,7 +575,9 @@ FAMILIES: dict[str, Callable[[Draw], Config]] = {
 def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
     """Give every parameter values that make answers differ: linears keep the scale of their input, norms vary around theirs."""
     buffers = [
-        (name, buffer) for name, buffer in model.named_buffers() if name.endswith(("e_score_correction_bias", "layer_scalar"))
+        (name, buffer)
+        for name, buffer in model.named_buffers()
+        if name.endswith(("e_score_correction_bias", "layer_scalar", "expert_bias"))
     ]
     with torch.no_grad():
         for name, parameter in (*model.named_parameters(), *buffers):
