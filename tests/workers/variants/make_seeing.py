@@ -44,6 +44,10 @@ QWEN2_5 = {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForCondition
 QWEN2 = {"model_type": "qwen2_vl", "architectures": ["Qwen2VLForConditionalGeneration"], **TOKENS, **AROUND}
 QWEN3_MOE = {"model_type": "qwen3_vl_moe", "architectures": ["Qwen3VLMoeForConditionalGeneration"], **TOKENS, **AROUND}
 QWEN3 = {"model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"], **TOKENS, **AROUND}
+QWEN3_5 = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], **TOKENS, **AROUND}
+QWEN3_5_MOE = {"model_type": "qwen3_5_moe", "architectures": ["Qwen3_5MoeForConditionalGeneration"], **TOKENS, **AROUND}
+RECURRENT = {"num_hidden_layers": 3, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+RECURRENT |= {"linear_key_head_dim": 12, "linear_value_head_dim": 8}
 ERNIE = {"model_type": "ernie4_5_vl_moe", "architectures": ["Ernie4_5_VLMoeForConditionalGeneration"], **TOKENS}
 ERNIE |= {"image_start_token_id": START, "image_end_token_id": END}
 OCR = {"model_type": "paddleocr_vl", "architectures": ["PaddleOCRVLForConditionalGeneration"], **TOKENS, **AROUND}
@@ -121,6 +125,32 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": {
             "depth": 2, "hidden_size": 64, "num_heads": 4, "intermediate_size": 40, "out_hidden_size": 48, "patch_size": 6,
             "spatial_merge_size": 1, "temporal_patch_size": 1, "num_position_embeddings": 1, "deepstack_visual_indexes": [],
+        },
+    },
+    "qwen3_5 recurrent layers before and after, tied": {
+        **QWEN3_5,
+        "tie_word_embeddings": True,
+        "text_config": {
+            **TEXT, **RECURRENT, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "rope_parameters": rope(3, 3, 2, mrope_interleaved=True, partial_rotary_factor=0.5), "tie_word_embeddings": True,
+        },
+        "vision_config": {
+            "depth": 2, "hidden_size": 72, "num_heads": 1, "intermediate_size": 40, "out_hidden_size": 48, "patch_size": 6,
+            "num_position_embeddings": 16,
+        },
+    },
+    "qwen3_5_moe": {
+        **QWEN3_5_MOE,
+        "tie_word_embeddings": False,
+        "text_config": {
+            **{key: value for key, value in TEXT.items() if key != "intermediate_size"}, **RECURRENT,
+            "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "rope_parameters": rope(4, 2, 2, mrope_interleaved=True, partial_rotary_factor=0.5), "tie_word_embeddings": False,
+        },
+        "vision_config": {
+            "depth": 2, "hidden_size": 64, "num_heads": 4, "intermediate_size": 40, "out_hidden_size": 48, "patch_size": 6,
+            "spatial_merge_size": 1, "temporal_patch_size": 1, "num_position_embeddings": 9,
         },
     },
     "ernie4_5_vl_moe every other layer sparse, shared experts, untied": {
@@ -464,7 +494,7 @@ def expected_of(config: dict[str, Any], seed: int = 1) -> dict[str, Any]:
         ours: shape
         for name, tensor in sorted(stored.items())
         if is_first(name)
-        for ours, shape in shapes_of(published_name(name), tuple(tensor.shape))
+        for ours, shape in shapes_of(published_name(name), tuple(tensor.shape), config)
     }
     return {"config": config, "shapes": shapes, "prompt_token_ids": case.prompt, "units": case.units, **answer}
 
@@ -475,12 +505,16 @@ def drawn_of(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> Any:
     return torch.from_numpy(np.asarray(values_of(published_name(name), shape, config)))
 
 
-def shapes_of(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return our name and shape; of experts stored as one tensor [experts, out, in] those of the first."""
+def shapes_of(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return our name and shape; of experts stored as one tensor [experts, out, in] those of the first, and of queries with
+    gates both."""
+    name = name.replace(".mlp.shared_expert.", ".mlp.shared_experts.")
     if name.startswith("vision_tower.head."):
         return []
     if name.endswith("mm_input_projection.weight"):
         return [(name, shape[::-1])]
+    if config["model_type"].startswith("qwen3_5") and name.endswith(".self_attn.q_proj.weight"):
+        return [(each, (shape[0] // 2, shape[1])) for each in (name, name.replace("q_proj", "gate_proj"))]
     prefix, _, part = name.rpartition(".experts.")
     if part == "gate_up_proj":
         return [(f"{prefix}.experts.0.{each}.weight", (shape[1] // 2, shape[2])) for each in ("gate_proj", "up_proj")]
