@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from tools.device.folder import files
 from tools.device.kept_kernels import adopt
 from tools.device.part import Plan
 
+IMPORT = re.compile(r"^ *from ((?:tests|tools)\b[\w.]*) import (\w+)", re.MULTILINE)
 HOPPER = CardInfo("H100", (9, 0), 132, 80 << 30, 13000)
 
 
@@ -173,3 +175,17 @@ def test_folder_has_what_the_command_needs() -> None:
     assert {file.split("/")[2] for file in found if file.startswith("tests/golden/")} == set(TEXT_MODELS)
     assert any(file.startswith("shm/_native.cpython-311-") for file in found)
     assert not [file for file in found if file.startswith(("tools/demo/model/", ".github/"))]
+    assert imported_by({file for file in found if file.startswith("tools/device/") and file.endswith(".py")}) <= found
+
+
+def imported_by(files: set[str]) -> set[str]:
+    """Return `files` and all files of tests/ and tools/ that they import."""
+    waiting, seen = set(files), set()
+    while waiting:
+        seen.add(file := waiting.pop())
+        for module, name in IMPORT.findall((REPOSITORY / file).read_text()):
+            path = module.replace(".", "/")
+            for each in (f"{path}.py", f"{path}/__init__.py", f"{path}/{name}.py"):
+                if (REPOSITORY / each).exists():
+                    waiting |= {each} - seen
+    return seen

@@ -20,11 +20,13 @@ _LEFT_OUT = (
     "tools/deploy/",
     "tools/grafana/",
     "tests/api/",
+    "tests/engine/",
     "tests/tools/",
     "tests/golden/",
 )
-_KEPT = "tools/demo/__init__.py"
-_UNUSED_WHEELS = ("hf_xet", "sentencepiece")  # for downloads and vocabularies that the golden models do not have
+_KEPT = ("tools/demo/__init__.py", "tests/engine/__init__.py", "tests/engine/echo_engine.py")
+# for downloads, vocabularies that the golden models do not have, and the terminal
+_UNUSED_WHEELS = ("hf_xet", "sentencepiece", "prompt_toolkit", "wcwidth")
 _FIRST_TO_GO = ("numpy",)  # if the folder is too large: PyTorch's machine has it
 
 
@@ -65,7 +67,7 @@ def files(version: str) -> Iterator[str]:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
     golden = tuple(f"tests/golden/{model}/" for model in TEXT_MODELS)
     for file in filter(None, listed.split("\0")):
-        if not file.startswith(_LEFT_OUT) or file.startswith((*golden, _KEPT)):
+        if not file.startswith(_LEFT_OUT) or file.startswith((*golden, *_KEPT)):
             yield file
     for package in ("ops", "shm"):
         for module in (REPOSITORY / package).glob(f"_*.cpython-{version.replace('.', '')}-*.so"):
