@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from engine.block_keys import hash_blocks
@@ -67,7 +68,7 @@ def make_runner(
     model = model or ModelConfig.read(path)
     settings = {"max_model_len": 512, "num_kv_blocks": 600, "block_size": 16, "max_num_seqs": 32}
     settings |= {"run_id": "0", "run_dir": "", **options}
-    drafts: SpeculativeConfig = settings.get("speculative_config", SpeculativeConfig())
+    drafts: SpeculativeConfig = settings.pop("speculative_config", SpeculativeConfig())
     spec = KVCacheSpec.of(model, settings["block_size"], settings.get("kv_cache_dtype", "float32"), drafts.has_mtp)
     num_bytes = spec.arena_bytes(settings["num_kv_blocks"])
     of_states = StateSpec.of(model, drafts.num_logged)
@@ -75,6 +76,7 @@ def make_runner(
         settings = {"num_states": STATES_PER_SEQUENCE * settings["max_num_seqs"] + 64, "state_cache_interval": 16} | settings
         states = memoryview(bytearray(of_states.arena_bytes(settings["num_states"]))) if states is None else states
     config = engine_config(model=str(path), kv_cache_bytes=num_bytes, kv_groups=spec.groups, **settings)
+    config = msgspec.structs.replace(config, speculative_config=drafts)
     memory = memoryview(bytearray(num_bytes)) if arena is None else arena
     peers, own = Peers(config, rank, communicator, experts), None if adapters is None else arena_of(model, adapters)
     runner = kind(RunnerParts(config, model, memory, peers, features=features, adapters=own, states=states)).core

@@ -22,6 +22,17 @@ from workers.engine.runner import ModelRunner
 SIZE = 4
 NAMES = ("qwen3_next", "qwen3_5", "lfm2")
 SIZES = {"max_model_len": 160, "num_kv_blocks": 300, "max_num_seqs": 8, "block_size": SIZE, "state_cache_interval": 8}
+
+
+class EarlyConfig(SpeculativeConfig, frozen=True, kw_only=True):
+    """Drafts of n-grams in an engine that continues one position early, as it does with draft layers."""
+
+    @property
+    def num_overlap(self) -> int:
+        return 1
+
+
+EARLY = {"speculative_config": EarlyConfig(method="ngram", num_speculative_tokens=4, adaptive=False)}
 DRAFTS = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=4, adaptive=False)}
 
 
@@ -117,12 +128,13 @@ def drafter_of(right: list[int], num_right: int) -> Callable[[ServedSequence], l
     return draft
 
 
+@pytest.mark.parametrize("options", [DRAFTS, EARLY], ids=["drafts", "early"])
 @pytest.mark.parametrize("num_right", range(5))
-def test_every_number_of_accepted_drafts_gives_the_same_bits(model: Path, num_right: int) -> None:
+def test_every_number_of_accepted_drafts_gives_the_same_bits(model: Path, num_right: int, options: dict[str, Any]) -> None:
     expected = alone(model, num_outputs=30)
     each, other = sequence(num_outputs=30), sequence(3, 20, 30)
     right = list(expected[0])  # type: ignore[call-overload]
-    serving = served(runner_of(model, **DRAFTS), each, other, drafter=drafter_of(right, num_right), chunk=9)
+    serving = served(runner_of(model, **options), each, other, drafter=drafter_of(right, num_right), chunk=9)
     assert each.answer() == expected
     assert other.answer() == alone(model, seed=3, num_prompt=20, num_outputs=30)
     if num_right:
@@ -136,7 +148,7 @@ def test_every_number_of_accepted_drafts_gives_the_same_bits(model: Path, num_ri
         assert again.answer() == expected
 
 
-@pytest.mark.parametrize("options", [{}, DRAFTS], ids=["plain", "drafts"])
+@pytest.mark.parametrize("options", [{}, DRAFTS, EARLY], ids=["plain", "drafts", "early"])
 def test_step_of_a_killed_rank_changes_nothing(model: Path, options: dict[str, Any]) -> None:
     """Its states are written, but no result is back: the next process reads the confirmed ones."""
     config = ModelConfig.read(model)
@@ -159,6 +171,7 @@ def test_step_of_a_killed_rank_changes_nothing(model: Path, options: dict[str, A
         assert serving.states is not None
         serving.states.rollback(each.states)
         each.is_started = False
+        each.num_computed = max(each.num_computed - drafts.num_overlap, each.states.position)
         serving = Serving(runner_of(model, **lives), block_size=SIZE, chunk=13, drafter=serving.drafter, states=serving.states)
         serving.step([each])
     assert each.answer() == expected
