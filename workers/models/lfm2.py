@@ -32,10 +32,11 @@ class ConvolutionLayer:
 
     def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: RecurrentCache) -> tuple[Tensor, ...]:
         projected = linear(ops, inputs, h, self.projection)
-        return (ops.convolve(inputs, projected, self.convolution, cache.places, cache.states),)
+        convolved = ops.convolve(inputs, projected, self.convolution, cache.places, cache.states)
+        return (ops.all_gather(convolved),)  # before rows are kept, which copies whole rows
 
     def attend(self, ops: OpTable, step: Any, rows: Sequence[Tensor], cache: RecurrentCache) -> Tensor:
-        return ops.all_gather(linear(ops, step, ops.all_gather(rows[0]), self.output))
+        return ops.all_gather(linear(ops, step, rows[0], self.output))
 
 
 class Lfm2(Llama):

@@ -20,6 +20,7 @@ from tests.workers.mtp import drafting, write_walk
 from tests.workers.rank_group.rank_groups import rank_group_of
 from tests.workers.rank_group.serving import serve, serve_all, serve_golden
 from tests.workers.serving import ARCHITECTURES, golden_cases
+from tests.workers.test_variants import VARIANTS
 
 ARENA_BYTES = 32 << 20
 
@@ -173,6 +174,21 @@ def test_odd_shapes_equal_one_rank(num_ranks: int, tmp_path: Path) -> None:
         write_checkpoint(path, config)
         jobs.append((path, {"max_model_len": 256}))
     assert on_each(num_ranks, serve_all, jobs) == [[serve(*job) for job in jobs]] * num_ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2"])
+@pytest.mark.parametrize("kinds", [("full_attention", "recurrent"), ("recurrent", "recurrent", "full_attention")])
+def test_recurrent_layers_equal_one_rank(family: str, kinds: tuple[str, ...], tmp_path: Path) -> None:
+    """Heads and channels are split, also in a last layer, which keeps only some rows; in every precision, and op by op."""
+    given = VARIANTS[family]["config"]
+    own = {"qwen3_5": "linear_attention", "lfm2": "conv"}[family]
+    layers = [own if kind == "recurrent" else kind for kind in kinds]
+    config = {**given, "hidden_size": 128, "vocab_size": 1003, "num_hidden_layers": len(layers), "layer_types": layers}
+    write_checkpoint(tmp_path, config)
+    jobs: list[tuple[Path, dict[str, Any]]] = [(tmp_path, {**options, "max_model_len": 256}) for options in PRECISIONS.values()]
+    jobs.append((tmp_path, {"plan": "eager", "max_model_len": 256}))
+    assert on_each(2, serve_all, jobs) == [[serve(*job) for job in jobs]] * 2
 
 
 @pytest.mark.slow
