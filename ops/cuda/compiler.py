@@ -48,6 +48,10 @@ class Image(NamedTuple):
     code: bytes  # cubin or PTX
     entry: str  # the kernel's name in it
 
+    @property
+    def stored(self) -> bytes:
+        return self.entry.encode() + b"\n" + self.code
+
 
 class Compiler:
     """The NVRTC at `path`, for cards of one compute capability. `directory`: of compiled kernels. BuildError if it cannot be
@@ -72,14 +76,14 @@ class Compiler:
         begin = time.monotonic()
         image, _ = self._compile(self.source_of(name), name)
         _LOG.debug("compiled %s for %s in %.1f s", name, self.target, time.monotonic() - begin)
-        self._write(path, image)
+        self._write(path, image.stored)
         return image
 
     def keep(self, name: str, image: Image) -> None:
         """Keep a kernel that was compiled elsewhere, from the same sources for the same target."""
         path = self._file_of(name)
         if not path.exists():
-            self._write(path, image)
+            self._write(path, image.stored)
 
     def _file_of(self, name: str) -> Path:
         key = hashlib.blake2b(repr((name, self.target, OPTIONS, os.path.basename(self._path))).encode(), digest_size=12)
@@ -87,10 +91,10 @@ class Compiler:
             key.update(text)
         return self._directory / f"{key.hexdigest()}.kernel"
 
-    def _write(self, path: Path, image: Image) -> None:
+    def _write(self, path: Path, contents: bytes) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(image.entry.encode() + b"\n" + image.code)
+        partial.write_bytes(contents)
         partial.rename(path)
 
     def prepare(self, names: Iterable[str]) -> None:
@@ -106,8 +110,11 @@ class Compiler:
         _LOG.info("compiled %d kernels in %.0f s", len(missing), time.monotonic() - begin)
 
     def report(self, name: str) -> str:
-        """Compile the kernel and return what ptxas says of it."""
-        return self._compile(self.source_of(name), name, "--ptxas-options=-v")[1]
+        """Return what ptxas says of the kernel, from its file if it was asked before."""
+        path = self._file_of(name).with_suffix(".report")
+        if not path.exists():
+            self._write(path, self._compile(self.source_of(name), name, "--ptxas-options=-v")[1].encode())
+        return path.read_text()
 
     @property
     def version(self) -> str:

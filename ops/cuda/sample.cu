@@ -178,28 +178,28 @@ __global__ void __launch_bounds__(THREADS) sample(Sample o) {
         int num_equal = 0;
         for (int id = begin; id < end; ++id) num_equal += key_of(logits[id]) == cut.key;
         int left = cut.num_equal - static_cast<int>(block.sum_before(num_equal));
-        auto for_each_kept = [&](auto run_with) {
-            int equal = 0;
-            for (int id = begin; id < end; ++id) {
-                uint32_t key = key_of(logits[id]);
-                if (key < cut.key || (key == cut.key && equal++ >= left)) continue;
-                if (!run_with(id, weight_of(logits[id]))) return;
-            }
+        // 0: not kept. Called for logits in their order, of which `num_before` are equal to the cut.
+        auto weight_if_kept = [&](int id, int &num_before) {
+            uint32_t key = key_of(logits[id]);
+            bool is_kept = key > cut.key || (key == cut.key && num_before++ < left);
+            return is_kept ? weight_of(logits[id]) : 0.0;
         };
         double own = 0;
+        int num_before = 0;
         int last = -1;  // last id with a weight: taken if no sum reaches the target
-        for_each_kept([&](int id, double weight) {
+        for (int id = begin; id < end; ++id) {
+            double weight = weight_if_kept(id, num_before);
             own += weight;
             if (weight > 0) last = id;
-            return true;
-        });
+        }
         double sum = block.sum_before(own);
         int found = vocab;
-        for_each_kept([&](int id, double weight) {
+        num_before = 0;
+        for (int id = begin; id < end && found == vocab; ++id) {
+            double weight = weight_if_kept(id, num_before);
             sum += weight;
             if (weight > 0 && sum > target) found = id;
-            return found == vocab;
-        });
+        }
         token = block.least(found);
         int fallback = -block.least(-last);
         if (token == vocab) token = fallback;

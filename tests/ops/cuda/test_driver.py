@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ops.cuda.compiler import Compiler, find_nvrtc
+from ops.cuda.compiler import Compiler, find_nvrtc, newest_nvrtcs
 from ops.cuda.library import BuildError, Library, RowError
 from ops.cuda.operands import TYPES, operands
 from shm.cuda_driver import CudaDriver
@@ -146,6 +146,16 @@ def test_kernels_compile_for_each_card(capability: tuple[int, int], tmp_path: Pa
     assert [record.getMessage().split(" for ")[0] for record in caplog.records if "compiling" in record.getMessage()] == [
         "compiling 2 kernels"
     ]
+
+
+@pytest.mark.slow
+def test_nvrtc_12_compiles_every_source(tmp_path: Path) -> None:
+    """A kernel of each. It refuses some C++ that NVRTC 13 takes."""
+    (path,) = (path for path in newest_nvrtcs() if path.endswith(".so.12"))
+    compiler = Compiler(path, (8, 0), tmp_path)
+    of_sources = {compiler.source_of(name): name for name in Library(emulated_library()).kernel_names}
+    compiler.prepare(of_sources.values())
+    assert len(list(tmp_path.glob("*.kernel"))) == len(of_sources) > 10
 
 
 def test_every_kernel_is_found_in_its_source() -> None:
