@@ -234,9 +234,10 @@ def _adapter_order(options: argparse.Namespace) -> LoadAdapter:
 
 def stop(run: Run, options: argparse.Namespace) -> int:
     """Ask the engine to end, and wait for it."""
+    owner = run.owner()  # the file that names it goes before the rest of the run does
     _giving(lambda _: Shutdown())(run, options)
     deadline_s = time.monotonic() + options.timeout
-    while run.is_alive():
+    while owner is not None and owner.is_alive():
         if time.monotonic() > deadline_s:
             raise ControlError(f"engine {run.run_id} did not stop within {options.timeout:g} s")
         time.sleep(_STOP_POLL_S)

@@ -105,7 +105,7 @@ def test_lost_context_ends_one_check(environment: dict[str, str], tmp_path: Path
     code, parts = run(lost, tmp_path / "out", "--only", "graphs")
     outcomes = [finding["outcome"] for finding in parts["graphs"] if finding["what"].startswith("replayed: ")]
     assert code == 1
-    assert len(outcomes) == len(set(ROWS) - {"Peak", "Gather"})
+    assert len(outcomes) == len(set(ROWS) - WITHOUT_CASES)
     assert "missed" in outcomes
 
 
