@@ -1,5 +1,5 @@
-"""`tools/test --device` on the simulated device, with a stand-in for CUDA's driver: its parts without golden models and speed.
-`tests/devices/test_engine.py` runs engines there.
+"""`tools/test --device` on the simulated device: all of its parts, with a stand-in for CUDA's driver. Its measurements mean
+nothing here, so a missed speed bar is accepted.
 """
 
 from __future__ import annotations
@@ -27,19 +27,23 @@ def run(variables: dict[str, str], *arguments: str) -> tuple[int, list[str], str
 
 
 @pytest.mark.slow
-def test_parts_run(tmp_path: Path) -> None:
-    """Two ranks with graphs, kills and reloads; `tests/devices/test_engine.py` has the others."""
+def test_all_parts_run(tmp_path: Path) -> None:
+    """One rank and two, with kills, reloads and graphs."""
     board = Board(tmp_path / "board")
     board.set(delay_seed=11)
     driver = build_program(tmp_path, "tests/devices/libcuda.cpp", flags=("-shared", "-fPIC"))
-    few = ("--only", "arena,bytes", "--ways", "captured-pair", "--driver", str(driver), "--small")
+    few = ("--ways", "eager,captured-pair", "--models", "qwen3", "--driver", str(driver), "--small")
     code, lines, said = run(environment(built_plugin(), board), NAME, "--ops", "reference", *few)
     found = {line.split(": ", 1)[1].rpartition(": ")[0]: line.split(": ")[0] for line in lines[1 : lines.index("")]}
-    missed = {what for what, outcome in found.items() if outcome != "held" and not outcome.startswith("not run")}
-    assert missed == set(), (lines, said)
-    of_way = [what for what in found if what.startswith("--ops reference, captured on 2 ranks: ")]
-    assert len(of_way) == 4, of_way
-    assert code == 0
+    of_speed = {line for line in found if "beside op by op" in line}
+    assert len(of_speed) == 1, lines
+    assert {what for what, outcome in found.items() if outcome != "held"} <= of_speed, (lines, said)
+    ways = ("op by op", "captured on 2 ranks")
+    for way in ways:
+        of_way = [what for what in found if what.startswith(f"--ops reference, {way}: ")]
+        assert len(of_way) == 3 + ("captured" in way), of_way
+    assert "--ops reference: golden qwen3" in found
+    assert code == int("missed" in found.values())
     assert board.counts(device=1)["collectives"] > 100
     assert board.counts(device=1)["replays"] > 10
 
