@@ -89,7 +89,7 @@ def write_checkpoint(path: Path, config: dict[str, Any]) -> ModelConfig:
 
 def to_joined_layout(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the tensors of Qwen3-Next or Qwen3.5 as these store them."""
-    is_by_key_head = FAMILIES[config["model_type"]].is_recurrence_stored_by_key_head
+    is_by_key_head = config["model_type"] == "qwen3_next"
     others = {"gate_proj": "q_proj", "in_proj_z": "in_proj_qkv", "in_proj_a": "in_proj_b"}
     whole = {"q_proj": "q_proj", "in_proj_qkv": "in_proj_qkvz", "in_proj_b": "in_proj_ba"}
     found: dict[str, np.ndarray] = {}

@@ -117,6 +117,7 @@ class Weights(msgspec.Struct):
             sizes.value_dim,
             own=self.share.recurrent_heads(sizes.num_value_heads, sizes.num_key_heads),
         )
+        assert module.log_width == sizes.layer.log_width, "the state arena has another width of a log than the ops"
         self.delta_rules.append(module)
         return module
 

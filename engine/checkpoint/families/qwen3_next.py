@@ -25,7 +25,6 @@ class Qwen3Next(Family):
     has_partial_rotary = True
     partial_rotary_factor = 0.25
     draft_names = QWEN3
-    is_recurrence_stored_by_key_head = True
 
     def recurrence(self, options: JsonOptions, num_layers: int) -> Recurrence | None:
         return gated_delta(options, num_layers)

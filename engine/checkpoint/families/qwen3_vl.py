@@ -46,17 +46,23 @@ class Qwen3VL(Qwen3):
                 "deepstack_visual_indexes",
                 f"{list(deepstack_layers)} has more entries than the text model has layers, {num_layers}",
             )
-        return read_vision(
-            self.name,
-            vision,
-            read_media_tokens(options, text.count("vocab_size"), "vision_start_token_id", "vision_end_token_id"),
-            read_pixel_scale(options.path.parent),
-            VisionSpec(
-                activation="gelu_pytorch_tanh",
-                patch_size=16,
-                out_hidden_size=vision.count("out_hidden_size"),
-                temporal_patch_size=vision.count("temporal_patch_size", 2),
-                num_positions=vision.count("num_position_embeddings", 2304),
-                deepstack_layers=deepstack_layers,
-            ),
-        )
+        return read_encoder(self.name, options, text, deepstack_layers)
+
+
+def read_encoder(kind: str, options: JsonOptions, text: JsonOptions, deepstack_layers: tuple[int, ...] = ()) -> VisionConfig:
+    """Read Qwen3-VL's encoder. `deepstack_layers`: those with outputs that are added in the text model."""
+    vision = options.within("vision_config")
+    return read_vision(
+        kind,
+        vision,
+        read_media_tokens(options, text.count("vocab_size"), "vision_start_token_id", "vision_end_token_id"),
+        read_pixel_scale(options.path.parent),
+        VisionSpec(
+            activation="gelu_pytorch_tanh",
+            patch_size=16,
+            out_hidden_size=vision.count("out_hidden_size"),
+            temporal_patch_size=vision.count("temporal_patch_size", 2),
+            num_positions=vision.count("num_position_embeddings", 2304),
+            deepstack_layers=deepstack_layers,
+        ),
+    )

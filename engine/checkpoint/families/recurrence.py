@@ -50,7 +50,7 @@ class Recurrence(msgspec.Struct, frozen=True):
         if self.kind == "convolution":
             return RecurrentLayer(self.channels, self.kernel, None, 0)
         matrix = self.num_value_heads, self.key_dim, self.value_dim
-        log_width = self.keys_width + self.values_width + self.num_value_heads  # as `DeltaRule.log_width` of the ops
+        log_width = self.keys_width + self.values_width + self.num_value_heads
         return RecurrentLayer(self.channels, self.kernel, matrix, log_width)
 
 
