@@ -259,12 +259,20 @@ class BatchState:
         can_keep = self.can_keep_states(sequence)
         return self.pool.states.dispatch(sequence.states, end, ahead, num_prompt_tokens, can_keep=can_keep)
 
-    def confirm_states(self, sequence: Sequence, end: int) -> None:
-        """Note that a result has confirmed the sequence's state at `end`, without drafts; its full blocks are indexed."""
+    def confirm_states(self, sequence: Sequence, end: int, num_accepted: int) -> None:
+        """Note that a result has confirmed the sequence's state at `end`, without drafts, and accepted drafts after it; its
+        full blocks are indexed."""
         if sequence.states is not None and self.pool.states is not None:
             can_keep = self.can_keep_states(sequence)
             num_prompt_tokens = sequence.num_prompt_tokens
-            self.pool.states.confirm(sequence.states, end, sequence.block_keys, num_prompt_tokens, can_keep=can_keep)
+            self.pool.states.confirm(
+                sequence.states,
+                end,
+                sequence.block_keys,
+                num_prompt_tokens,
+                num_accepted=num_accepted,
+                can_keep=can_keep,
+            )
 
     def discard_states(self, sequence: Sequence) -> None:
         """Note that the sequence's oldest step in flight sampled nothing and is computed again."""

@@ -86,18 +86,19 @@ class Results:
                 self._batch.discard_states(sequence)
             elif sequence.state is not SequenceState.FINISHED:
                 sequence.num_confirmed = row.start + row.num_tokens
-                end = len(sequence.token_ids) if row.is_sampling else sequence.num_confirmed
+                end, num_accepted = sequence.num_confirmed, 0
                 if index in result.prompt_rows:
                     self._hand_on_prompt(sequence, result.prompt_rows[index], columns.weight_version)
                 if row.is_sampling:
                     assert 1 <= count <= 1 + row.num_drafts, f"{count} tokens with {row.num_drafts} drafts"
+                    end, num_accepted = len(sequence.token_ids), count - 1
                     sequence.num_unknown -= 1
                     sequence.num_ahead -= row.num_drafts
-                    sequence.num_computed += count - 1
+                    sequence.num_computed += num_accepted
                     sequence.num_wanted = columns.num_wanted[index]
                     count = num_taken[index] = _append(sequence, columns.token_ids[first : first + count])
                 self._batch.share_blocks(sequence)
-                self._batch.confirm_states(sequence, end)
+                self._batch.confirm_states(sequence, end, num_accepted)
                 if has_windows:
                     self._batch.free_behind_windows(sequence)
                 if sequence.is_reporting:

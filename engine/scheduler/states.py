@@ -71,8 +71,8 @@ class StateRules(msgspec.Struct, frozen=True):
         return inside[1] if len(inside) > 1 else end
 
 
-class StateUse(msgspec.Struct, frozen=True):
-    """Slots of one sequence in one step. With drafts in flight, positions are the lowest possible."""
+class StateUse(msgspec.Struct):
+    """Slots of one sequence in one step. With drafts in flight, positions are the lowest possible; results raise them."""
 
     read: int
     position: int  # tokens in the state that is read
@@ -204,10 +204,20 @@ class StatePool:
         return use
 
     def confirm(
-        self, states: SequenceStates, end: int, keys: Sequence[bytes], num_prompt_tokens: int, *, can_keep: bool = False
+        self,
+        states: SequenceStates,
+        end: int,
+        keys: Sequence[bytes],
+        num_prompt_tokens: int,
+        *,
+        num_accepted: int = 0,
+        can_keep: bool = False,
     ) -> None:
-        """Note the result of the sequence's oldest step: it is computed up to `end`, without drafts. `keys`: of its blocks."""
+        """Note the result of the sequence's oldest step: it is computed up to `end`, without drafts, and `num_accepted` of
+        these follow. `keys`: of its blocks."""
         use, begin, overlap = states.flight.pop(0), states.position, self.rules.num_overlap
+        for later in states.flight:
+            later.end += num_accepted
         self._release(states.slot)
         states.slot, states.position = use.write, max(0, end - overlap)
         if use.keep:

@@ -43,13 +43,16 @@ class StateSlots(Extension):
     def _fill(self, states: np.ndarray, run: StepRun, rows: RowsOfSlots) -> None:
         step, is_computed = run.step, rows.counts > 0
         states[:, :_NUM_SENT] = np.frombuffer(step.states, np.int32).reshape(-1, _NUM_SENT)
+        known = self._num_tokens[states[:, READ]]  # 0: written by an earlier process, so the results before are known
         if step.is_following:
             is_following = np.frombuffer(step.is_following, np.bool_)
-            written = self._num_tokens[states[is_following, READ]]  # 0: by an earlier process, so the result is known
-            states[is_following, POSITION] = np.maximum(states[is_following, POSITION], written)
+            states[is_following, POSITION] = np.maximum(states[is_following, POSITION], known[is_following])
         states[:, NUM_CERTAIN] = np.maximum(rows.counts - run.rows.num_drafts - self._num_overlap, 0)
         states[~is_computed] = 0
-        replayed = (rows.starts - states[:, POSITION])[is_computed]
+        position, ends = states[:, POSITION], rows.starts + states[:, NUM_CERTAIN]
+        replayed = (rows.starts - position)[is_computed]
         assert ((replayed >= 0) & (replayed <= self._num_logged)).all(), f"{replayed} rows between states and their rows"
-        written = states[is_computed, WRITE]
-        self._num_tokens[written] = rows.starts[is_computed] + states[is_computed, NUM_CERTAIN]
+        assert ((position == known) | (known == 0) | ~is_computed).all(), f"states of {known} tokens are read as of {position}"
+        self._num_tokens[states[is_computed, WRITE]] = ends[is_computed]
+        is_kept = is_computed & (states[:, KEEP] > 0) & (position < states[:, KEEP_AT]) & (states[:, KEEP_AT] <= ends)
+        self._num_tokens[states[is_kept, KEEP]] = states[is_kept, KEEP_AT]

@@ -328,9 +328,13 @@ class EchoRank:
             time.monotonic_ns(),
             encoded=encoded,
             num_drafts=array("i", num_drafts).tobytes(),
-            num_wanted=array("i", [self.simulation.num_wanted_drafts] * len(rows)).tobytes(),
+            num_wanted=array("i", [self._num_wanted(step.step_id, row[0]) for row in rows]).tobytes(),
             num_wanted_by_new_requests=self.simulation.num_wanted_drafts,
         )
+
+    def _num_wanted(self, step_id: int, slot_index: int) -> int:
+        chance = random.Random(step_id << 16 | slot_index | 1 << 15)  # the same on all ranks
+        return self.simulation.num_wanted_drafts if chance.random() < self.simulation.wanting_share else 0
 
     def _begin_states(self, slot: Slot, start: int, use: list[int], *, is_following: bool) -> dict[int, int]:
         """Read a row's state and replay what is logged; return the numbers after so many tokens."""
@@ -463,7 +467,9 @@ class Simulation:
         self.states: dict[tuple[int, int], EchoState] = {}  # by rank and slot
         self.caches_outlive_ranks = True
         self.late_share = 0.0  # of rows that get no token, since a mask is late
+        self.rank_records = 100  # most that a rank reads in a turn; 1: the next step is sent while one is in flight
         self.num_wanted_drafts = 0
+        self.wanting_share = 1.0  # of the rows that want drafts, if any is wanted
         self.features = FeatureArena()
         self.media = [EchoMedia(self, index) for index in range(config.media_processes)]
         for name in media:
@@ -600,9 +606,10 @@ class Simulation:
 
     # --------------------------------------------------------------------------------------------------------- running
 
-    def turn(self, rank_records: int = 100) -> int:
+    def turn(self, rank_records: int | None = None) -> int:
         """Run one turn of each actor."""
-        num_done = self.loop.turn() + sum(rank.turn(rank_records) for rank in self.ranks)
+        most = self.rank_records if rank_records is None else rank_records
+        num_done = self.loop.turn() + sum(rank.turn(most) for rank in self.ranks)
         num_done += sum(media.turn() for media in self.media)
         return num_done + self.collect()
 
@@ -634,7 +641,7 @@ class Simulation:
         """Run until these (none: all) streams are over and nothing is in flight."""
         wanted = streams or tuple(self.streams.values())
         self.run_until(lambda: all(stream.is_over for stream in wanted), "the ends of all streams")
-        self.run_until(lambda: self.scheduler.dispatcher.num_in_flight == 0 or not streams, "no step in flight")
+        self.run_until(lambda: self.scheduler.dispatcher.num_in_flight == 0 or bool(streams), "no step in flight")
 
     def start(self, *streams: Stream, num_tokens: int = 1) -> None:
         """Run until each of these has `num_tokens` tokens."""

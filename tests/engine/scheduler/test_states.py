@@ -279,7 +279,8 @@ class StateMachine(RuleBasedStateMachine):
             each.num_confirmed += flight.num_right
             each.num_known = each.num_confirmed + 1
         keys = keys_of(each.tokens[: each.num_confirmed])
-        self.pool.confirm(each.states, flight.end, keys, each.num_prompt, can_keep=True)
+        num_accepted = flight.num_right if flight.is_sampling else 0
+        self.pool.confirm(each.states, flight.end, keys, each.num_prompt, num_accepted=num_accepted, can_keep=True)
 
     @rule()
     def lose(self) -> None:
@@ -397,6 +398,7 @@ def test_answers_do_not_depend_on_states(directory: Path, options: dict[str, Any
     rng = random.Random(5)
     with simulate(directory, **(STATES | options)) as simulation:
         simulation.num_wanted_drafts = 5 if "speculative_config" in options else 0
+        simulation.wanting_share, simulation.rank_records = 0.6, 1
         for number in range(4):
             submit_related(simulation, rng, 8)
             if number:
