@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 from tokenizers import Tokenizer
 
+from tests.ggufs_recurrent import DELTA, DELTA_PARTS, LFM2_PARTS, add_shape, delta_tensors, draft_layers
 from workers.weights.safetensors import SafetensorsFile
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -76,6 +77,8 @@ _SPECIAL_PARTS = {
     },
     "gpt_oss": {"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks"},
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
+    **dict.fromkeys(DELTA, DELTA_PARTS),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), LFM2_PARTS),
 }
 _WITH_LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 _PERMUTED = ("llama", "mixtral", "granite", "granitemoeshared", "ministral3", "smollm3")
@@ -85,6 +88,12 @@ _ARCHITECTURES = {
     "glm4_moe_lite": "deepseek2",
     "minimax_m2": "minimax-m2",
     "olmo3": "olmo2",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_5_moe": "qwen35moe",
+    "lfm2_moe": "lfm2moe",
     "qwen2_vl": "qwen2vl",
     "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl",
@@ -124,11 +133,15 @@ _SCALES = {"router.scale.weight": "ffn_gate_inp.scale", "router.per_expert_scale
 
 
 def gguf_name(name: str, model_type: str = "") -> str:
+    if name == "model.norm.weight" and model_type.startswith("lfm2"):
+        return "token_embd_norm.weight"
     for outer, short in _OUTER.items():
         if name.startswith(f"{outer}."):
             return name.replace(outer, short)
-    if name.endswith(".e_score_correction_bias"):
+    if name.endswith((".e_score_correction_bias", ".expert_bias")):
         return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
+    if name.endswith((".A_log", ".dt_bias")):
+        return f"blk.{name.split('.')[2]}.{'ssm_a' if name.endswith('A_log') else 'ssm_dt.bias'}"
     _, _, layer, *part, suffix = name.split(".")
     if (scale := ".".join([*part, suffix])) in _SCALES:
         return f"blk.{layer}.{_SCALES[scale]}"
@@ -140,7 +153,7 @@ def as_type(type_name: str) -> Encode:
     """Return matrices in the type, by the package's own quantizer; vectors as float32."""
 
     def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
-        is_matrix = values.ndim > 1 and "ffn_gate_inp" not in name
+        is_matrix = values.ndim > 1 and not re.search(r"ffn_gate_inp|conv1d|shortconv\.conv", name)
         kind = gguf.GGMLQuantizationType[type_name if is_matrix else "F32"]
         return gguf.quants.quantize(values, kind), kind
 
@@ -162,13 +175,20 @@ def write_gguf(path: Path, source: Path, encode: Encode, tensors_per_part: int =
         add_value(writer, key, value)
     worth = {}
     tensors = {name: tensor for name, tensor in tensors_of(source).items() if name.startswith(("model.", "lm_head."))}
-    together = _experts_together(tensors)
+    together = _experts_together(tensors | draft_layers(tensors_of(source), config))
+    if config["model_type"] in DELTA:
+        together = delta_tensors(together, config)
+    if config["model_type"].startswith("lfm2"):
+        together = {
+            name: tensor.squeeze(1) if name.endswith("conv.conv.weight") else tensor for name, tensor in together.items()
+        }
     if config["model_type"] == "gemma4_text":
         together = _gates_with_ups(together)
     for name, tensor in _heads_apart(together, config).items():
         num_heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
         short = gguf_name(name, config["model_type"])
-        if config["model_type"] in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
+        has_offset = config["model_type"] in ("gemma2", "gemma3_text", *DELTA)
+        if has_offset and name.endswith("norm.weight") and not name.endswith(".linear_attn.norm.weight"):
             tensor = tensor + np.float32(1)
         is_permuted = config["model_type"] in _PERMUTED and num_heads is not None
         raw, kind = encode(short, permuted(tensor, config[num_heads]) if is_permuted and num_heads else tensor)
@@ -201,7 +221,8 @@ def full_rope(config: dict[str, Any]) -> dict[str, Any]:
         return {"rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "original_max_position_embeddings": 4096}
     if config["model_type"] == "gemma4_text" and "rope_parameters" not in config:
         return {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0}
-    older = {"rope_type": "default", "rope_theta": config.get("rope_theta", 1e4), **config.get("rope_scaling", {})}
+    theta = config.get("rope_theta", 1e6 if config["model_type"].startswith("lfm2") else 1e4)
+    older = {"rope_type": "default", "rope_theta": theta, **config.get("rope_scaling", {})}
     rope: dict[str, Any] = config.get("rope_parameters", older)
     return rope.get("full_attention", rope)
 
@@ -221,13 +242,16 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
     writer.add_block_count(config["num_hidden_layers"] + _num_drafts(config))
     if _num_drafts(config):
         writer.add_nextn_predict_layers(_num_drafts(config))
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if "intermediate_size" in config:
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    if "rms_norm_eps" in config:
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "rms_norm_eps" in config or "norm_eps" in config:
+        writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", config.get("norm_eps")))
     else:
         writer.add_layer_norm_eps(config.get("layer_norm_eps", config.get("norm_epsilon")))
+    if config["model_type"] in (*DELTA, "lfm2", "lfm2_moe"):
+        add_shape(writer, config)
     rope = full_rope(config)
     writer.add_rope_freq_base(rope["rope_theta"])
     if config["model_type"] == "gemma3_text":
@@ -330,8 +354,8 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
 
 
 def _num_drafts(config: dict[str, Any]) -> int:
-    """Return the number of MTP layers that the converter writes: of GLM, not of DeepSeek."""
-    return config.get("num_nextn_predict_layers", 0) if config["model_type"] in ("glm4_moe", "glm4_moe_lite") else 0
+    """Return the number of MTP layers that the converter writes: of GLM and Qwen, not of DeepSeek."""
+    return config.get("num_nextn_predict_layers", 0) if config["model_type"] in ("glm4_moe", "glm4_moe_lite", *DELTA) else 0
 
 
 def _add_latents(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

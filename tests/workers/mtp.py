@@ -10,7 +10,7 @@ import numpy as np
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import SpeculativeConfig
-from tests.workers.checkpoints import drawn_tensors, write_config, write_safetensors
+from tests.workers.checkpoints import drawn_tensors, to_joined_layout, write_config, write_safetensors
 
 
 def drafting(num_drafts: int = 3, *, adaptive: bool = False, method: str = "mtp") -> SpeculativeConfig:
@@ -18,10 +18,12 @@ def drafting(num_drafts: int = 3, *, adaptive: bool = False, method: str = "mtp"
 
 
 def write_with_layers(path: Path, config: dict[str, Any], num_layers: int = 1) -> dict[str, np.ndarray]:
-    """Write a checkpoint with random weights and `num_layers` layers that draft; return its tensors."""
+    """Write a checkpoint with random weights and `num_layers` layers that draft; return the tensors that the model declares."""
     model = write_config(path, config | {"num_nextn_predict_layers": num_layers})
     tensors = drawn_tensors(model, has_drafts=num_layers > 0)
-    write_safetensors(path / "model.safetensors", tensors, metadata={"format": "pt"})
+    is_joined = FAMILIES[model.architecture].has_query_gate
+    stored = to_joined_layout(tensors, config) if is_joined else tensors
+    write_safetensors(path / "model.safetensors", stored, metadata={"format": "pt"})
     return tensors
 
 
@@ -49,7 +51,8 @@ def draft_tokens(config: ModelConfig, trunk: Trunk, token_ids: list[int], count:
     for number in range(count):
         module = names.of(number % config.num_draft_layers, config.num_layers)
         parts = trunk.norm(module.embedding_norm, trunk.embedded(tokens)), trunk.norm(module.hidden_norm, before)
-        x = trunk.layer(module.layer, trunk.linear(module.projection, np.concatenate(parts, axis=1)), module.is_sparse)[-1:]
+        is_sparse = module.is_sparse and config.experts is not None
+        x = trunk.layer(module.layer, trunk.linear(module.projection, np.concatenate(parts, axis=1)), is_sparse)[-1:]
         normed = trunk.norm(module.norm, x)
         found.append(trunk.linear(module.head or trunk.head, normed)[0])
         tokens = [*tokens, int(found[-1].argmax())]

@@ -52,4 +52,11 @@ ERNIE4_5 = DraftNames(
     "model.mtp_block.{index}",
 )
 # Our own names, like Qwen3-Next's: all modules share everything except the layer.
-QWEN3 = DraftNames("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.layers.{index}", "mtp.norm")
+QWEN3 = DraftNames(
+    "mtp.pre_fc_norm_embedding",
+    "mtp.pre_fc_norm_hidden",
+    "mtp.fc",
+    "mtp.layers.{index}",
+    "mtp.norm",
+    is_sparse=True,
+)

@@ -130,6 +130,7 @@ class Family:
     gguf_options: frozenset[str] = frozenset()  # options of GGUF files, beyond the common ones, that `of_gguf` reads
     gguf_names: Mapping[str, str] = MappingProxyType({})  # a tensor's name in GGUF files -> in checkpoints, where it is special
     is_permuted_in_gguf: bool = False  # GGUF files store the rows of queries and keys with pairs as neighbours
+    has_tiled_heads_in_gguf: bool = False  # they have the first value head of each key head, then the second of each, and so on
     mrope_layout: str = ""  # layout of M-RoPE sections, a key of `mrope.LAYOUTS`; empty: no M-RoPE
 
     media: MediaRules | None = None  # None: the family takes no media

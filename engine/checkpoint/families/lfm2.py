@@ -15,7 +15,17 @@ from engine.checkpoint.json_fields import JsonOptions
 
 class Lfm2(Family):
     name = "lfm2"
-    gguf_name: str | None = None
+    gguf_name: str | None = "lfm2"
+    gguf_options = frozenset(("attention.head_count_kv",))
+    gguf_names = MappingProxyType(
+        {
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            "shortconv.conv": "conv.conv",
+            "shortconv.in_proj": "conv.in_proj",
+            "shortconv.out_proj": "conv.out_proj",
+        }
+    )
     class_names: tuple[str, ...] = ("Lfm2ForCausalLM",)
     model = "workers.models.lfm2:Lfm2"
     norm_epsilon_name = "norm_eps"
@@ -31,6 +41,17 @@ class Lfm2(Family):
     rms_norm_eps = 1e-5
     rope_theta = 1_000_000.0
     ties_word_embeddings = True
+
+    def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
+        options.check_supported({"attention.causal": True})
+        kv_heads = options.counts("attention.head_count_kv", ())
+        if len(kv_heads) != num_layers:
+            raise options.error("attention.head_count_kv", f"{list(kv_heads)} should be {num_layers} integers")
+        return {
+            "layer_types": ["full_attention" if each else "conv" for each in kv_heads],
+            "conv_L_cache": options.count("shortconv.l_cache"),
+            "block_auto_adjust_ff_dim": False,
+        }
 
     def text_defaults(self, text: JsonOptions) -> Mapping[str, Any]:
         """Return the MLPs' width, which transformers computes from the one in config.json."""
@@ -53,6 +74,7 @@ class Lfm2(Family):
 
 class Lfm2Moe(Lfm2):
     name = "lfm2_moe"
+    gguf_name = "lfm2moe"
     class_names = ("Lfm2MoeForCausalLM",)
     mlp_width_name = "intermediate_size"
 

@@ -16,6 +16,9 @@ from engine.checkpoint.vision_config import VisionConfig
 
 class Qwen3_5(Qwen3Next):
     name = "qwen3_5_text"
+    gguf_name = None
+    gguf_names_with_pictures: tuple[str, ...] = ("qwen35",)
+    has_tiled_heads_in_gguf = True
     class_names: tuple[str, ...] = ("Qwen3_5ForCausalLM",)
     num_kv_heads = 4
     harmless_options = frozenset(("mrope_section", "mrope_interleaved"))  # without pictures, all three positions are equal
@@ -30,9 +33,13 @@ class Qwen3_5(Qwen3Next):
 
 class Qwen3_5Moe(Qwen3_5):
     name = "qwen3_5_moe_text"
+    gguf_names_with_pictures = ("qwen35moe",)
     class_names = ("Qwen3_5MoeForCausalLM",)
     num_kv_heads = 2
     mlp_width_name = "moe_intermediate_size"  # there are no other MLPs
+
+    def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
+        return super().of_gguf(options, num_layers) | {"intermediate_size": None}
 
     def text_defaults(self, text: JsonOptions) -> Mapping[str, Any]:
         return {"moe_intermediate_size": 512}

@@ -129,13 +129,13 @@ def model_options(file: GgufModel) -> dict[str, Any]:
     rope = _rope(file, options, name, head_dim) | family.rope_of_gguf(_within(options, name))
     if family.has_proportional_rope and rope["frequency_factors"]:
         rope |= _proportional(rope["frequency_factors"], head_dim)
-    has_bias = "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
+    has_bias = any(re.fullmatch(r"blk\.\d+\.attn_q(kv)?\.bias", tensor) for tensor in file.tensors)
     return {
         "architectures": [family.class_names[0]],
         "model_type": family.name,
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden_size,
-        "intermediate_size": _count(options, family, name, "feed_forward_length"),
+        "intermediate_size": _count(options, family, name, "feed_forward_length", _width_of_experts(options, name)),
         "num_hidden_layers": num_layers,
         "num_nextn_predict_layers": num_drafts,
         "num_attention_heads": num_heads,
@@ -201,11 +201,18 @@ def _lacks_encoder(options: JsonOptions, name: str) -> bool:
 
 
 def _count(options: JsonOptions, family: Family, name: str, key: str, default: int | None = None) -> int:
-    """Return a number; of a list with a number for each layer the first, if the family reads the others."""
+    """Return a number; of a list with a number for each layer the first but 0, if the family reads the others."""
     values = options.values.get(f"{name}.{key}")
     if key in family.gguf_options and isinstance(values, list) and values:
-        return JsonOptions({f"{name}.{key}": values[0]}, options.path).count(f"{name}.{key}")
+        first = next(filter(None, values), 0)
+        return JsonOptions({f"{name}.{key}": first}, options.path).count(f"{name}.{key}")
     return options.count(f"{name}.{key}", default)
+
+
+def _width_of_experts(options: JsonOptions, name: str) -> int | None:
+    """Return the width of an expert, in a file that may have no other MLPs."""
+    key = f"{name}.expert_feed_forward_length"
+    return options.count(key) if key in options.values else None
 
 
 def _has_keys_as_values(file: GgufModel) -> bool:

@@ -18,7 +18,7 @@ _SOFTMAX, _SIGMOID = 1, 2
 _SCORING = {0: "", _SOFTMAX: "softmax", _SIGMOID: "sigmoid"}
 _FIXED = {"expert_gating_func": (0, _SOFTMAX), "expert_weights_scale": (0, 1.0), "expert_weights_norm": (True,)}
 _FIXED |= {"expert_group_count": (0, 1), "expert_group_used_count": (0, 1)}
-_FOLLOWING = ("deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2")  # families that read these options
+_FOLLOWING = ("deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2", "lfm2_moe")  # families that read these options
 
 
 _OPTIONAL = ("gemma4_text",)  # families of models with and without experts
@@ -39,11 +39,12 @@ def expert_options(file: GgufModel, options: JsonOptions, family: str, name: str
 
 
 def _qwen3_moe(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    num_layers = options.count(f"{name}.block_count") - options.count(f"{name}.nextn_predict_layers", 0, least=0)
     return {
         "num_experts": options.count(f"{name}.expert_count"),
         "num_experts_per_tok": options.count(f"{name}.expert_used_count"),
         "moe_intermediate_size": options.count(f"{name}.expert_feed_forward_length"),
-        "mlp_only_layers": [index for index in range(options.count(f"{name}.block_count")) if index not in sparse],
+        "mlp_only_layers": [index for index in range(num_layers) if index not in sparse],
         "norm_topk_prob": True,  # always
     }
 
@@ -53,6 +54,31 @@ def _qwen2_moe(file: GgufModel, options: JsonOptions, name: str, sparse: list[in
     return _qwen3_moe(file, options, name, sparse) | {
         "shared_expert_intermediate_size": options.count(f"{name}.expert_shared_feed_forward_length", shared),
         "norm_topk_prob": False,  # always
+    }
+
+
+def _qwen3_next(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    return _qwen3_moe(file, options, name, sparse) | {
+        "shared_expert_intermediate_size": options.count(f"{name}.expert_shared_feed_forward_length"),
+    }
+
+
+def _qwen3_5_moe(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    """Return the options of Qwen3.5. All layers are sparse, and weights of experts are always normalized."""
+    found = _qwen3_next(file, options, name, sparse)
+    return {key: value for key, value in found.items() if key not in ("mlp_only_layers", "norm_topk_prob")}
+
+
+def _lfm2_moe(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    """Return the options of LFM2-MoE. Weights of experts are always normalized, and not scaled."""
+    if _scoring(options, name, "softmax") != "sigmoid":
+        raise options.error(f"{name}.expert_gating_func", f"should be {_SIGMOID}, sigmoid")
+    return {
+        "num_experts": options.count(f"{name}.expert_count"),
+        "num_experts_per_tok": options.count(f"{name}.expert_used_count"),
+        "moe_intermediate_size": options.count(f"{name}.expert_feed_forward_length"),
+        "num_dense_layers": options.count(f"{name}.leading_dense_block_count", 0, least=0),
+        "use_expert_bias": any(tensor.endswith(".exp_probs_b.bias") for tensor in file.tensors),
     }
 
 
@@ -167,6 +193,9 @@ _Options = Callable[[GgufModel, JsonOptions, str, list[int]], dict[str, Any]]
 _OPTIONS: dict[str, _Options] = {
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
+    "qwen3_next": _qwen3_next,
+    "qwen3_5_moe_text": _qwen3_5_moe,
+    "lfm2_moe": _lfm2_moe,
     "granitemoeshared": _granitemoe,
     "llama4_text": _llama4,
     "mixtral": _mixtral,

@@ -22,6 +22,7 @@ from engine.checkpoint.gguf.parts import GgufModel
 from engine.checkpoint.model_config import ModelConfig
 from ops.weight_format import QuantizedWeight, WeightFormat
 from workers.weights.formats.block_types import INTEGERS, PLAIN, decoded_blocks, dequantized_blocks
+from workers.weights.formats.gguf_recurrent import restored
 from workers.weights.formats.integers import in_format
 from workers.weights.formats.module import DecodedTensor
 from workers.weights.formats.tensor import Kept, Tensor
@@ -29,6 +30,7 @@ from workers.weights.formats.tensor import Kept, Tensor
 _OUTER = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
+    "token_embd_norm": "model.norm",  # LFM2
     "output": "lm_head",
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
@@ -93,7 +95,20 @@ def gguf_tensors(file: GgufModel, config: ModelConfig) -> dict[str, Tensor]:
             shared = next((found[f"{other}.weight"] for other in others if f"{other}.weight" in found), None)
             if shared is not None:
                 found.setdefault(f"model.layers.{index}.{own}.weight", shared)
-    return dict(found)
+    found = {_draft_name(name, config): tensor for name, tensor in found.items()}
+    return dict(restored(found, config) if config.recurrence else found)
+
+
+def _draft_name(name: str, config: ModelConfig) -> str:
+    """Return the name in checkpoints of a tensor of an MTP layer, which files name like a layer behind the others."""
+    names = FAMILIES[config.architecture].draft_names
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
+    if names is None or match is None or int(match[1]) < config.num_layers:
+        return name
+    own = names.of(int(match[1]) - config.num_layers, config.num_layers)
+    special = {"enorm": own.embedding_norm, "hnorm": own.hidden_norm, "eh_proj": own.projection}
+    special |= {"shared_head.norm": own.norm, "shared_head.head": own.head}
+    return f"{special.get(match[2]) or f'{own.layer}.{match[2]}'}.{match[3]}"
 
 
 def _keys_and_values(keys: DecodedTensor, values: DecodedTensor) -> DecodedTensor:
@@ -149,12 +164,14 @@ def _plain_name(name: str, family: Family) -> str:
     module, _, suffix = name.rpartition(".")
     if module in _OUTER:
         return f"{_OUTER[module]}.{suffix}"
-    match = re.fullmatch(r"blk\.(\d+)\.([\w.]+)", module)
-    if match and (whole := family.gguf_names.get(f"{match[2]}.{suffix}")):
-        return f"model.layers.{match[1]}.{whole}"
-    if match and match[2] in _names_of(family):
-        return f"model.layers.{match[1]}.{_names_of(family)[match[2]]}.{suffix}"
-    return name
+    match = re.fullmatch(r"blk\.(\d+)\.([\w.]+)", name)
+    if match is None:
+        return name
+    layer, own = f"model.layers.{match[1]}", match[2]
+    if own in family.gguf_names:
+        return f"{layer}.{family.gguf_names[own]}"
+    module, _, suffix = own.rpartition(".")
+    return f"{layer}.{_names_of(family)[module]}.{suffix}" if module in _names_of(family) else name
 
 
 def _decoded(tensor: GgufTensor, config: ModelConfig) -> DecodedTensor:

@@ -1,4 +1,4 @@
-"""Chosen rows of a stored tensor, in any format."""
+"""Chosen rows of a stored tensor, or its columns in another order, in any format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from ops.weight_format import QuantizedWeight, WeightFormat
 from workers.weights.formats.module import DecodedTensor
-from workers.weights.formats.tensor import Tensor
+from workers.weights.formats.tensor import Kept, Tensor
 
 Rows = slice | np.ndarray  # or their numbers, int [n]
 
@@ -35,6 +35,34 @@ def rows_of(tensor: Tensor, rows: Rows) -> DecodedTensor:
         shape=shape,
         read=lambda: tensor.read()[rows],
         read_plain=lambda: tensor.read_plain()[rows],
+        read_integers=read_integers,
+        read_columns=None,
+        read_rows=None,
+    )
+
+
+def column_groups_of(tensor: DecodedTensor, order: np.ndarray, width: int) -> DecodedTensor:
+    """Return a matrix whose groups of `width` columns are in another order. Integers are kept if columns that share a scale are
+    in the same group."""
+    columns = (order[:, None] * width + np.arange(width)).ravel()
+
+    def kept() -> Kept:
+        format = tensor.kept()
+        if isinstance(format, WeightFormat) and (format.group_size == 0 or width % format.group_size):
+            return f"groups of {width} columns are reordered, and {format.group_size or 'all'} columns share a scale"
+        return format
+
+    def read_integers(format: WeightFormat) -> QuantizedWeight:
+        found = tensor.read_integers(format)
+        runs = columns[:: found.format.group_size] // found.format.group_size
+        values, scales = np.take(found.values, columns, 1), np.take(found.scales, runs, 1)
+        return QuantizedWeight(found.format, values, scales, None if found.offsets is None else np.take(found.offsets, runs, 1))
+
+    return replace(
+        tensor,
+        read=lambda: np.take(tensor.read(), columns, 1),
+        read_plain=lambda: np.take(tensor.read_plain(), columns, 1),
+        kept=kept,
         read_integers=read_integers,
         read_columns=None,
         read_rows=None,

@@ -18,7 +18,7 @@ from engine.errors import CheckpointError
 from engine.messages import SamplingParams
 from ops.cpu.array import array_of
 from ops.cpu.table import TABLE
-from ops.weight_format import WeightFormat
+from ops.weight_format import WeightFormat, float32
 from tests.ggufs import as_type, original_metadata, write_gguf
 from tests.workers.checkpoints import TINY, drawn_tensors, to_gpt_oss_layout, write_checkpoint, write_config, write_safetensors
 from tests.workers.mtp import drafting, write_with_layers
@@ -29,6 +29,7 @@ from tests.workers.weights.formats.quantizers import DEMO
 from tests.workers.weights.formats.test_blocks import random_blocks
 from workers.models import declare_model
 from workers.models.loading import load_model
+from workers.weights.formats.block_types import INTEGERS
 from workers.weights.reader import Checkpoint
 
 PLAIN: dict[str, Any] = {  # metadata of a vocabulary that is not used
@@ -238,6 +239,11 @@ def test_golden_models_survive_conversion(architecture: str, tmp_path: Path) -> 
             "glm4_moe head norms, groups",
             "glm4_moe biases, all layers sparse, plain weights",
             "minimax_m2",
+            "qwen3_next",
+            "qwen3_5 tied, one KV head, odd sizes",
+            "qwen3_5_moe",
+            "lfm2",
+            "lfm2_moe",
             "olmo2 biases",
             "olmo2 odd width",
             "olmo3 windows, yarn in the other layers",
@@ -309,6 +315,63 @@ def test_mtp_layers_of_gguf_files_are_read(name: str, is_shared: bool, tmp_path:
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "type_name"), [("qwen3_next", "F32"), ("qwen3_5", "F32"), ("qwen3_5", "Q8_0"), ("qwen3_5", "Q4_0")]
+)
+def test_recurrent_and_mtp_layers_are_restored(name: str, type_name: str, tmp_path: Path) -> None:
+    """Qwen3.5's value heads, which files have in another order, also where blocks of integers are kept."""
+    wide = dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim", "moe_intermediate_size"), 32)
+    config = {**VARIANTS[name]["config"], **wide, "hidden_size": 64, "intermediate_size": 64, "num_nextn_predict_layers": 1}
+    tensors = write_with_layers(tmp_path, config)
+    write_gguf(tmp_path / "recurrent.gguf", tmp_path, as_type(type_name), **PLAIN)
+    path = resolve_model(str(tmp_path / "recurrent.gguf"))
+    model = ModelConfig.read(path)
+    assert (model.num_layers, model.num_draft_layers, model.unknown_options) == (4, 1, {})
+    checkpoint = Checkpoint(path, model, declare_model(model, has_drafts=True)[1])
+    for each, values in tensors.items():
+        expected = values
+        if "norm" in each and ".linear_attn." not in each:
+            expected = values + np.float32(1)
+        elif "_proj" in each:
+            raw, kind = as_type(type_name)(each, values)
+            expected = gguf.quants.dequantize(raw, kind).reshape(values.shape)
+        if not each.startswith("model.embed") and each not in ("lm_head.weight", "mtp.fc.weight"):
+            np.testing.assert_allclose(checkpoint.read(each), expected, rtol=1e-6, atol=1e-7, err_msg=each)
+    output = "model.layers.1.linear_attn.out_proj.weight"
+    if type_name != "F32":
+        format = INTEGERS[type_name][0]
+        assert checkpoint.kept(output) == format
+        np.testing.assert_array_equal(float32(checkpoint.read_integers(output, format)), checkpoint.read(output))
+
+
+def test_heads_that_share_blocks_of_integers_are_decoded(tmp_path: Path) -> None:
+    """Blocks of 32 columns, and heads of 8 whose order changes."""
+    config = {**VARIANTS["qwen3_5"]["config"], "hidden_size": 64, "intermediate_size": 64, "linear_key_head_dim": 32}
+    write_checkpoint(tmp_path, config)
+    write_gguf(tmp_path / "recurrent.gguf", tmp_path, as_type("Q8_0"), **PLAIN)
+    checkpoint = checkpoint_of(resolve_model(str(tmp_path / "recurrent.gguf")))
+    kept = checkpoint.kept("model.layers.1.linear_attn.out_proj.weight")
+    assert kept == "groups of 8 columns are reordered, and 32 columns share a scale"
+    source = checkpoint_of(tmp_path)
+    for name in ("out_proj.weight", "in_proj_z.weight", "A_log"):
+        found, expected = (each.read(f"model.layers.1.linear_attn.{name}") for each in (checkpoint, source))
+        np.testing.assert_allclose(found, expected, atol=0.01)
+
+
+def test_drafts_of_a_recurrent_gguf_do_not_change_answers(tmp_path: Path) -> None:
+    write_with_layers(tmp_path, VARIANTS["qwen3_next"]["config"])
+    write_gguf(tmp_path / "drafts.gguf", tmp_path, as_type("F32"), **PLAIN)
+    path = resolve_model(str(tmp_path / "drafts.gguf"))
+    answers = []
+    for place, drafts in ((tmp_path, SpeculativeConfig()), (path, drafting(3))):
+        serving = Serving(make_runner(place, max_model_len=128, num_kv_blocks=40, speculative_config=drafts))
+        sequence = ServedSequence(VARIANTS["qwen3_next"]["prompt_token_ids"], SamplingParams(temperature=0.0), 8)
+        serving.place(sequence, 1)
+        serving.run([sequence])
+        answers.append(sequence.outputs)
+    assert answers[0] == answers[1]
+
+
 def test_gguf_without_its_mtp_layers_is_read(tmp_path: Path) -> None:
     """The file counts layers that it does not have."""
     config = VARIANTS["glm4_moe head norms, groups"]["config"]
@@ -326,6 +389,8 @@ def test_gguf_without_its_mtp_layers_is_read(tmp_path: Path) -> None:
         "qwen2_5_vl flat and old, tied, heads of 80, windows with a rest",
         "qwen3_vl three inner layers, the last one too, heads of 72, biases, untied",
         "qwen3_vl_moe a dense layer",
+        "qwen3_5 recurrent layers before and after, tied",
+        "qwen3_5_moe",
         "mistral3 of ministral3, nine patches a token, tied, silu",
     ],
 )
@@ -344,8 +409,9 @@ def test_text_model_of_a_vision_gguf_is_served(name: str, tmp_path: Path) -> Non
         sequence = ServedSequence(list(range(8, 60)), SamplingParams(temperature=0.0, num_logprobs=2), 8)
         serving.place(sequence, 1)
         serving.run([sequence])
-        answers.append(sequence.answer())
-    assert answers[0] == answers[1]
+        answers.append(sequence)
+    assert answers[0].outputs == answers[1].outputs
+    np.testing.assert_allclose(answers[0].logprobs, answers[1].logprobs, atol=1e-5)  # decays are stored as exponentials
 
 
 def test_unknown_tensors_are_named(tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""Recurrent layers in GGUF files for tests, as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import gguf
+import numpy as np
+
+DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe")
+DELTA_PARTS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+LFM2_PARTS = {
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+}
+_MTP_PARTS = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head.norm",
+}
+
+
+def add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Add the metadata of recurrent layers, and of the experts beside them."""
+    kinds = config.get("layer_types")
+    if config["model_type"].startswith("lfm2"):
+        writer.kv_data[0].pop(f"{writer.arch}.attention.head_count_kv")
+        writer.add_head_count_kv([config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds or []])
+        writer.add_shortconv_l_cache(config.get("conv_L_cache", 3))
+    if config["model_type"] == "lfm2_moe":
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if config["model_type"] not in DELTA:
+        return
+    if "shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    writer.add_ssm_conv_kernel(config.get("linear_conv_kernel_dim", 4))
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+    if kinds is not None:
+        of_drafts = [False] * config.get("num_nextn_predict_layers", 0)
+        writer.add_array(
+            f"{writer.arch}.attention.recurrent_layers", [kind == "linear_attention" for kind in kinds] + of_drafts
+        )
+    writer.add_uint32(f"{writer.arch}.full_attention_interval", config.get("full_attention_interval", 4))
+    share = config.get("rope_parameters", {}).get("partial_rotary_factor", 0.25)
+    writer.add_rope_dimension_count(int(config["head_dim"] * share))
+
+
+def draft_layers(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return Qwen's MTP layers, named as layers behind the others."""
+    first, found = config["num_hidden_layers"], {}
+    for name, tensor in tensors.items():
+        if match := re.fullmatch(r"mtp\.layers\.(\d+)\.(.+)", name):
+            found[f"model.layers.{first + int(match[1])}.{match[2]}"] = tensor
+        elif match := re.fullmatch(r"mtp\.(\w+)\.weight", name):
+            found[f"model.layers.{first}.{_MTP_PARTS[match[1]]}.weight"] = tensor
+    return found
+
+
+def delta_tensors(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the tensors of Qwen3-Next or Qwen3.5 as the converter stores them, without the offset of norms."""
+    found: dict[str, np.ndarray] = {}
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    key_dim, value_dim = config["linear_key_head_dim"], config["linear_value_head_dim"]
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight").rpartition(".linear_attn.")[2]
+        if module == "in_proj_qkvz":
+            width = values // keys * value_dim
+            parts = np.split(tensor.reshape(keys, -1, tensor.shape[1]), np.cumsum([key_dim, key_dim, width]), axis=1)
+            prefix = name.removesuffix("_qkvz.weight")
+            found[f"{prefix}_qkv.weight"] = np.concatenate([part.reshape(-1, tensor.shape[1]) for part in parts[:3]])
+            found[f"{prefix}_z.weight"] = parts[3].reshape(-1, tensor.shape[1])
+            continue
+        if config["model_type"] != "qwen3_next":
+            tensor = _tiled(module, tensor, keys, values, value_dim, 2 * keys * key_dim)
+        found[name] = -np.exp(tensor) if module == "A_log" else tensor.squeeze(1) if module == "conv1d" else tensor
+    return found
+
+
+def _tiled(module: str, tensor: np.ndarray, keys: int, values: int, value_dim: int, first: int) -> np.ndarray:
+    """Return value heads as the converter orders them for Qwen3.5. `first`: rows of queries and keys."""
+
+    def ordered(rows: np.ndarray) -> np.ndarray:
+        return rows.reshape(keys, values // keys, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
+
+    if module in ("in_proj_qkv", "conv1d"):
+        return np.concatenate([tensor[:first], ordered(tensor[first:])])
+    if module == "out_proj":
+        return np.ascontiguousarray(ordered(tensor.T).T)
+    return ordered(tensor) if module in ("in_proj_z", "in_proj_a", "in_proj_b", "A_log", "dt_bias") else tensor

@@ -1,0 +1,71 @@
+"""Tensors of recurrent layers in a GGUF file, restored to their form in checkpoints. Called by `gguf.py`.
+
+A_log      stored as -exp(A_log)
+conv1d     stored without its axis of one channel
+per head   Qwen3.5's value heads, in rows, columns and vectors: the first of each key head, then the second of each, ...;
+           checkpoints have those of a key head side by side
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from engine.checkpoint.families import FAMILIES
+from engine.checkpoint.families.recurrence import Recurrence
+from engine.checkpoint.model_config import ModelConfig
+from workers.weights.formats.module import DecodedTensor
+from workers.weights.formats.rows import column_groups_of, rows_of
+
+_CONVOLUTION = re.compile(r".+\.(conv1d|conv\.conv)\.weight")
+_LINEAR = re.compile(r".+\.linear_attn\.(in_proj_qkv|conv1d|in_proj_z|in_proj_b|in_proj_a|A_log|dt_bias|out_proj)(\.weight)?")
+_WITH_KEYS = ("in_proj_qkv", "conv1d")  # queries and keys come first
+_BY_HEAD = ("in_proj_b", "in_proj_a", "A_log", "dt_bias")  # one row for each
+
+
+def restored(tensors: Mapping[str, DecodedTensor], config: ModelConfig) -> dict[str, DecodedTensor]:
+    """Return all tensors, by Hugging Face name."""
+    sizes = config.recurrence
+    assert sizes is not None, "the config has no recurrent layers"
+    is_tiled = FAMILIES[config.architecture].has_tiled_heads_in_gguf and sizes.num_key_heads != sizes.num_value_heads
+    found = {name: _untransformed(name, tensor) for name, tensor in tensors.items()}
+    return {name: _in_order(name, tensor, sizes) for name, tensor in found.items()} if is_tiled else found
+
+
+def _untransformed(name: str, tensor: DecodedTensor) -> DecodedTensor:
+    if name.endswith(".A_log"):
+
+        def logarithm() -> np.ndarray:
+            found: np.ndarray = np.log(-tensor.read())
+            return found
+
+        return DecodedTensor(tensor.shape, logarithm, logarithm, lambda: None, tensor.read_integers)
+    if _CONVOLUTION.fullmatch(name):
+        shape = (-1, 1, tensor.shape[-1])
+        channels = int(np.prod(tensor.shape[:-1]))
+        return replace(
+            tensor,
+            shape=(channels, *shape[1:]),
+            read=lambda: tensor.read().reshape(shape),
+            read_plain=lambda: tensor.read_plain().reshape(shape),
+            read_columns=None,
+            read_rows=None,
+        )
+    return tensor
+
+
+def _in_order(name: str, tensor: DecodedTensor, sizes: Recurrence) -> DecodedTensor:
+    """Return a tensor with the value heads of a key head side by side."""
+    match = _LINEAR.fullmatch(name)
+    if match is None:
+        return tensor
+    heads = np.arange(sizes.num_value_heads).reshape(-1, sizes.num_key_heads).T.ravel()
+    if match[1] == "out_proj":
+        return column_groups_of(tensor, heads, sizes.value_dim)
+    first = 2 * sizes.keys_width if match[1] in _WITH_KEYS else 0
+    width = 1 if match[1] in _BY_HEAD else sizes.value_dim
+    rows = first + (heads[:, None] * width + np.arange(width)).ravel()
+    return rows_of(tensor, np.concatenate([np.arange(first), rows]))
