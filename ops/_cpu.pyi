@@ -396,8 +396,8 @@ def state_space(
 def gated_norm(
     y: int,
     x: int,
-    gate: int,
-    weight: int,
+    gate: int,  # 0: none
+    weight: int,  # 0: no norm
     y_floats: int,  # of a row
     x_floats: int,
     gate_floats: int,

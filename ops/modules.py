@@ -534,7 +534,8 @@ class StateSpaces(msgspec.Struct):
 
 class GatedNorm(msgspec.Struct):
     """RMSNorm of each `group` numbers with a gate: norm(x) * activation(gate), or with `is_gated_first` norm(x *
-    activation(gate)). The tensor `name`.weight has the numbers of one group if these share it, otherwise of all."""
+    activation(gate)). The tensor `name`.weight has the numbers of one group if these share it, otherwise of all. Without
+    `has_norm` x * activation(gate). The op may be called without a gate."""
 
     name: str
     width: int
@@ -543,6 +544,7 @@ class GatedNorm(msgspec.Struct):
     is_shared: bool = False
     activation: Literal["silu", "sigmoid"] = "silu"
     is_gated_first: bool = False
+    has_norm: bool = True
     gate_first: int = 0  # column at which the gate begins in rows of its tensor
     weight: Tensor = None
 
@@ -678,10 +680,11 @@ class StateCache(msgspec.Struct):
 
 
 class RecurrentCache(msgspec.Struct, frozen=True):
-    """One layer's states in the state arena."""
+    """One layer's states in the state arena, and its keys and values, if it has attention, too."""
 
     places: LayerState
     states: StateCache
+    layer: LayerCache
 
 
 class KvCache(msgspec.Struct):
@@ -701,4 +704,4 @@ class KvCache(msgspec.Struct):
         if state is None:
             return self.layers[index]
         assert self.states is not None, "there are places of states, but no states"
-        return RecurrentCache(state, self.states)
+        return RecurrentCache(state, self.states, self.layers[index])

@@ -255,7 +255,8 @@ class OpTable(msgspec.Struct, frozen=True):
     delta_rule: Callable[[Any, Tensor, Tensor, Tensor, DeltaRule, LayerState, StateCache], Tensor] = _missing
     # x | B | C [R, n] after `convolve`, dt [R, heads] -> [R, heads * head_dim]
     state_space: Callable[[Any, Tensor, Tensor, StateSpaces, LayerState, StateCache], Tensor] = _missing
-    gated_norm: Callable[[Tensor, Tensor, GatedNorm], Tensor] = _missing  # x [R, width], gate [R, n] -> [R, width]
+    # x [R, width], gate [R, n] or None -> [R, width]
+    gated_norm: Callable[[Tensor, Tensor | None, GatedNorm], Tensor] = _missing
 
     @property
     def has_recurrence(self) -> bool:

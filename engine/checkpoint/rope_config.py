@@ -69,7 +69,9 @@ def read_ropes(
 ) -> Ropes:
     """Read the rope parameters. Keys of `rope_parameters` (or the older `rope_scaling`) take precedence over those beside it,
     as in transformers. `head_dims`, `sliding_windows`: of each layer."""
-    if not family.has_rotary:
+    if not family.is_rotated(options):
+        for name in ("rope_parameters", "rope_scaling", "rope_theta"):  # mean nothing
+            options.values.get(name)
         return Ropes(_no_rope(family.rope_theta, max_positions))
     is_new = bool(options.values.get("rope_parameters"))
     rope_options = options.within("rope_parameters" if is_new else "rope_scaling")

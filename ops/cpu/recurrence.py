@@ -129,7 +129,7 @@ class RecurrentOps:
         )
         return y
 
-    def gated_norm(self, x: Tensor, gate: Tensor, module: GatedNorm) -> Array:
+    def gated_norm(self, x: Tensor, gate: Tensor | None, module: GatedNorm) -> Array:
         """Normalize the columns of `x` that this rank has; those of `gate` are at their places among all."""
         y = self._executor.allocate(rows_of(x), x.shape[1])
         first, end = 0, module.width
@@ -142,10 +142,10 @@ class RecurrentOps:
             y,
             x,
             gate,
-            module.weight,
+            module.weight if module.has_norm else None,
             y.width,
             x.shape[1],
-            gate.shape[1],
+            0 if gate is None else gate.shape[1],
             0 if is_narrow else first,
             module.gate_first + first,
             0 if module.is_shared else first,

@@ -475,7 +475,7 @@ class CpuOps:
         y = self._executor.allocate(rows_of(x), x.shape[1])
         if isinstance(x, Array):
             y.columns, y.whole_width = x.columns, x.whole_width
-        return y, y.columns[0] if y.columns and not y.whole_width else (0, y.width)
+        return y, y.columns[0] if len(y.columns) == 1 and not y.whole_width else (0, y.width)
 
     def join_rows(self, x: Tensor, count: int, counter: np.ndarray) -> Array:
         return self._executor.view(x, self._executor.rows(counter, 0, rows_of(x).limit // count), count * x.shape[1])

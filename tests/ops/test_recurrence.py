@@ -292,6 +292,7 @@ NORMS = [
     GatedNorm("n", 96, 32, 1e-6, is_shared=True),
     GatedNorm("n", 60, 20, 1e-5, is_gated_first=True, gate_first=7),
     GatedNorm("n", 37, 37, 1e-6, is_shared=True, activation="sigmoid"),
+    GatedNorm("n", 48, 12, 0.0, has_norm=False, gate_first=5),
 ]
 
 
@@ -307,7 +308,14 @@ def test_gated_norm(k: OpTable, module: GatedNorm) -> None:
     exact = exact.reshape(96, -1, module.group)
     normed = (exact / np.sqrt((exact**2).mean(-1, keepdims=True) + module.epsilon)).reshape(96, -1)
     expected = normed * np.resize(weight, module.width) * (1 if module.is_gated_first else factors)
+    if not module.has_norm:
+        expected = x.numpy() * factors
     np.testing.assert_allclose(k.gated_norm(x, gate, module).numpy(), expected, atol=1e-5)
+    if module.has_norm:  # and no gate
+        expected = x.numpy().astype(np.float64).reshape(96, -1, module.group)
+        expected = (expected / np.sqrt((expected**2).mean(-1, keepdims=True) + module.epsilon)).reshape(96, -1)
+        expected = expected * np.resize(weight, module.width)
+        np.testing.assert_allclose(k.gated_norm(x, None, module).numpy(), expected, atol=1e-5)
 
     def of_rows(rows: paddle.Tensor) -> paddle.Tensor:
         return k.gated_norm(rows[:, : module.width].contiguous(), rows[:, module.width :].contiguous(), module)

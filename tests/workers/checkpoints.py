@@ -83,6 +83,8 @@ def write_checkpoint(path: Path, config: dict[str, Any]) -> ModelConfig:
         tensors = to_gpt_oss_layout(tensors, is_packed=model.quantization is not None)
     if FAMILIES[model.architecture].has_query_gate:
         tensors = to_joined_layout(tensors, config)
+    if model.recurrence is not None and model.recurrence.mamba is not None:
+        tensors = to_mamba_layout(tensors)
     write_safetensors(path / "model.safetensors", tensors, metadata={"format": "pt"})
     return model
 
@@ -106,6 +108,13 @@ def to_joined_layout(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> 
             tensor = joined(name, (rows, *tensor.shape[1:]), lambda own, _: tensors[own], config)
         found[name] = tensor
     return found
+
+
+def to_mamba_layout(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with the projections of each recurrent layer as one."""
+    others = {name: name.replace(".in_proj.", ".dt_proj.") for name in tensors if ".in_proj." in name}
+    joined = {name: np.concatenate([tensors[name], tensors[other]]) for name, other in others.items()}
+    return {name: joined.get(name, tensor) for name, tensor in tensors.items() if name not in others.values()}
 
 
 def to_gpt_oss_layout(tensors: dict[str, np.ndarray], *, is_packed: bool) -> dict[str, np.ndarray]:

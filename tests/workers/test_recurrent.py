@@ -20,7 +20,7 @@ from tests.workers.test_variants import VARIANTS
 from workers.engine.runner import ModelRunner
 
 SIZE = 4
-NAMES = ("qwen3_next", "qwen3_5", "lfm2")
+NAMES = ("granitemoehybrid", "qwen3_5", "lfm2")
 SIZES = {"max_model_len": 160, "num_kv_blocks": 300, "max_num_seqs": 8, "block_size": SIZE, "state_cache_interval": 8}
 
 

@@ -141,7 +141,7 @@ def feed_forward(config: ModelConfig, index: int, weights: Weights, prefix: str)
     experts = config.experts
     if experts is not None and index in experts.sparse_layers:
         return Mixture(config, experts, prefix, weights, is_local=prefix != f"model.layers.{index}")
-    names = FAMILIES[config.architecture].plain_mlp_names
-    if names:
-        return PlainMlp(config, f"{prefix}.mlp", names, weights)
-    return Mlp(config, f"{prefix}.mlp", config.layer_shape(index).intermediate_size, weights)
+    family = FAMILIES[config.architecture]
+    if family.plain_mlp_names:
+        return PlainMlp(config, f"{prefix}.mlp", family.plain_mlp_names, weights)
+    return Mlp(config, f"{prefix}.{family.mlp_name}", config.layer_shape(index).intermediate_size, weights)

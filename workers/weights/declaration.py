@@ -43,6 +43,7 @@ from ops.modules import (
     RoutingRule,
     Sinks,
     Standardization,
+    StateSpaces,
     TypedPositions,
 )
 from workers.rank_group.share import TensorShare
@@ -72,6 +73,7 @@ class Weights(msgspec.Struct):
     exact_linears: list[Linear] = []  # float32 in every precision
     convolutions: list[Convolution] = []
     delta_rules: list[DeltaRule] = []
+    state_spaces: list[StateSpaces] = []
     gated_norms: list[GatedNorm] = []
 
     def linear(
@@ -89,9 +91,9 @@ class Weights(msgspec.Struct):
         self.linears.append(module)
         return module
 
-    def exact_linear(self, names: Sequence[str], num_inputs: int, num_outputs: Sequence[int]) -> Linear:
+    def exact_linear(self, names: Sequence[str], num_inputs: int, num_outputs: Sequence[int], has_bias: bool = False) -> Linear:
         """Declare projections that are float32 in every precision, whole on every rank."""
-        module = Linear(tuple(names), num_inputs, tuple(num_outputs))
+        module = Linear(tuple(names), num_inputs, tuple(num_outputs), has_bias)
         self.exact_linears.append(module)
         return module
 
@@ -121,9 +123,27 @@ class Weights(msgspec.Struct):
         self.delta_rules.append(module)
         return module
 
-    def gated_norm(self, name: str, width: int, group: int, epsilon: float) -> GatedNorm:
-        """Declare the norm of runs of `group` numbers, which share the weight."""
-        module = GatedNorm(name, width, group, epsilon, is_shared=True)
+    def state_space(self, name: str, sizes: Recurrence, least: float, most: float) -> StateSpaces:
+        """Declare Mamba-2's recurrence, with the limits of its time steps."""
+        module = StateSpaces(
+            (f"{name}.A_log", f"{name}.dt_bias", f"{name}.D"),
+            sizes.num_value_heads,
+            sizes.value_dim,
+            sizes.num_key_heads,
+            sizes.key_dim,
+            least,
+            most,
+            own=self.share.recurrent_heads(sizes.num_value_heads, sizes.num_key_heads),
+        )
+        assert module.log_width == sizes.layer.log_width, "the state arena has another width of a log than the ops"
+        self.state_spaces.append(module)
+        return module
+
+    def gated_norm(
+        self, name: str, width: int, group: int, epsilon: float, *, is_shared: bool = True, is_gated_first: bool = False
+    ) -> GatedNorm:
+        """Declare the norm of runs of `group` numbers. `is_shared`: they have one weight."""
+        module = GatedNorm(name, width, group, epsilon, is_shared=is_shared, is_gated_first=is_gated_first)
         self.gated_norms.append(module)
         return module
 
@@ -399,6 +419,7 @@ class Weights(msgspec.Struct):
         for rule in self.delta_rules:
             of_decay, of_bias = rule.names
             shapes |= {of_decay: (rule.num_value_heads,), of_bias: (rule.num_value_heads * rule.num_decays,)}
+        shapes |= {name: (spaces.num_heads,) for spaces in self.state_spaces for name in spaces.names}
         shapes |= {f"{norm.name}.weight": (norm.weight_width,) for norm in self.gated_norms}
         for router in self.routers:
             if router.weight_name:

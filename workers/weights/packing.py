@@ -31,6 +31,7 @@ from ops.modules import (
     PositionTable,
     Router,
     Sinks,
+    StateSpaces,
 )
 from ops.table import OpTable
 from ops.weight_format import FLOAT32, Memory, Source, Store, WeightFormat
@@ -77,6 +78,7 @@ class WeightPacking:
         self._modules += weights.head_linears
         self._modules += weights.column_rules
         self._modules += [*weights.exact_linears, *weights.convolutions, *weights.delta_rules, *weights.gated_norms]
+        self._modules += weights.state_spaces
         self._modules += [*weights.patch_linears, *weights.position_tables, *weights.layer_norms, *weights.encoder_linears]
         # linears grouped by common format
         self._matrices: list[Sequence[Linear | HeadLinear | Embedding]] = [*weights.formatted()]
@@ -229,6 +231,8 @@ def _num_bytes(module: Module) -> int:
             return 4 * module.channels * (module.kernel + module.has_bias)
         case DeltaRule():
             return 4 * module.num_value_heads * (1 + module.num_decays)
+        case StateSpaces():
+            return 12 * module.num_heads
         case GatedNorm():
             return 4 * module.weight_width
         case _:

@@ -30,6 +30,7 @@ from ops.modules import (
     Router,
     Sinks,
     Standardization,
+    StateSpaces,
     TypedPositions,
 )
 from ops.weight_format import QuantizedWeight, Source, SourceByRows, Values, WeightFormat, float32
@@ -107,8 +108,8 @@ class ModuleSources:
             case Convolution():
                 parts = ("weight", "bias") if module.has_bias else ("weight",)
                 return {part: partial(self._values, module, [f"{module.name}.{part}"]) for part in parts}
-            case DeltaRule():
-                named = zip(("A_log", "dt_bias"), module.names, strict=True)
+            case DeltaRule() | StateSpaces():
+                named = zip(("A_log", "dt_bias", "D"), module.names, strict=False)
                 return {part: partial(self._values, module, [name]) for part, name in named}
             case HeadLinear() | PositionTable() | Sinks() | Factor() | GatedNorm():
                 return {"weight": partial(self._values, module, [f"{module.name}.weight"])}

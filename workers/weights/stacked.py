@@ -35,11 +35,11 @@ def matrices(name: str, tensor: Tensor, config: ModelConfig) -> list[Matrix]:
     """Return the matrices of a tensor that has several, or one that is turned; none for other tensors."""
     if isinstance(tensor, StoredTensor) and (match := _TURNED.fullmatch(name)) and len(tensor.shape) == 2:
         return [Matrix(f"{match[1]}.weight", tensor, (0, tensor.shape[1]))]
-    if not isinstance(tensor, Stacked) or config.experts is None:
+    if not isinstance(tensor, Stacked):
         return []
     if isinstance(tensor, StoredTensor) and (match := _SHARED.fullmatch(name)) and len(tensor.shape) == 2:
         return list(_halves(match[1], tensor))
-    if (match := _EXPERTS.fullmatch(name)) and len(tensor.shape) == 3:
+    if config.experts is not None and (match := _EXPERTS.fullmatch(name)) and len(tensor.shape) == 3:
         return list(_experts(match[1], match[2], tensor, config, config.experts.intermediate_size))
     return []
 

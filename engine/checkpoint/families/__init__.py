@@ -25,6 +25,7 @@ from engine.checkpoint.families.glm4_moe import Glm4Moe, Glm4MoeLite
 from engine.checkpoint.families.gpt_oss import GptOss
 from engine.checkpoint.families.granite import Granite
 from engine.checkpoint.families.granitemoe import GraniteMoe, GraniteMoeShared
+from engine.checkpoint.families.granitemoehybrid import GraniteMoeHybrid
 from engine.checkpoint.families.hunyuan_v1_dense import HunyuanV1Dense
 from engine.checkpoint.families.lfm2 import Lfm2, Lfm2Moe
 from engine.checkpoint.families.llama import Llama
@@ -89,6 +90,7 @@ _TEXT = (
     Starcoder2(),
     GraniteMoe(),
     GraniteMoeShared(),
+    GraniteMoeHybrid(),
     Ministral3(),
     Llama4(),
     GptOss(),

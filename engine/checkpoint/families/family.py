@@ -110,6 +110,7 @@ class Family:
     norm_kind: Literal["rms", "layer", "layer without bias"] = "rms"
     has_parallel_mlp: bool = False  # the MLP reads what attention reads, and both are added to the residual
     mlp_width_name: str = "intermediate_size"  # in config.json
+    mlp_name: str = "mlp"  # of its tensors, within a layer
     plain_mlp_names: tuple[str, ...] = ()  # tensors of an MLP without a gate, inner(x) and outer(x); empty: it has one
     has_mlp_beside_experts: bool = False  # sparse layers have an MLP of their own, too
     norm_offset: float = 0.0  # added to the stored weights of norms
@@ -180,6 +181,10 @@ class Family:
     def has_head_norm_in(self, has_head_norm: bool, has_other_rope: bool) -> bool:
         """Return whether heads are normalized in a layer of a model with head norms, that may have the other rope."""
         return has_head_norm
+
+    def is_rotated(self, options: JsonOptions) -> bool:
+        """Return whether queries and keys are rotated by position."""
+        return self.has_rotary
 
     def rotary_share(self, options: JsonOptions) -> float:
         """Return the part of each head that is rotated, if the rope parameters do not say."""

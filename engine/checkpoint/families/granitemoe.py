@@ -17,7 +17,7 @@ class GraniteMoe(Granite):
         bias = options.flag("attention_bias", False)
         return Biases(bias, bias, False)
 
-    def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig:
+    def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
         """Return the experts. The softmax is over the chosen ones, which is that of all, normalized."""
         count = num_experts(options, "num_local_experts", "num_experts", default=8)
         return ExpertsConfig(
@@ -35,7 +35,7 @@ class GraniteMoe(Granite):
 
 class GraniteMoeShared(GraniteMoe):
     name = "granitemoeshared"
-    gguf_name = "granitemoe"
+    gguf_name: str | None = "granitemoe"
     class_names = ("GraniteMoeSharedForCausalLM",)
 
     def shared_width(self, options: JsonOptions) -> int:

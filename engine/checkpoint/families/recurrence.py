@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,21 +13,37 @@ from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.recurrent_layer import RecurrentLayer
 
 MAX_KERNEL = 64  # positions that a convolution reads
+_OLDER_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
+
+
+class Mamba(msgspec.Struct, frozen=True):
+    """Options of Mamba-2 (Dao and Gu 2024). Its input is projected to gates | x | B | C | time steps."""
+
+    activation: str = "silu"  # of the convolution
+    least_step: float = 0.0  # limits of time steps
+    most_step: float = math.inf
+    has_input_bias: bool = False  # of the projection before
+    has_output_bias: bool = False  # of the projection after
+    norm: Literal["after gate", "before gate", "none"] = "after gate"
+    input_factor: float = 1.0
+    factors: tuple[float, ...] = ()  # of gates, x, B, C and time steps; empty: 1
+    output_factor: float = 1.0
 
 
 class Recurrence(msgspec.Struct, frozen=True):
-    """The recurrent layers of a model, all alike: a causal convolution of each column, and what follows it: nothing, or the
-    gated delta rule (Yang et al. 2024)."""
+    """The recurrent layers of a model, all alike: a causal convolution of each column, and what follows it: nothing, the gated
+    delta rule (Yang et al. 2024), or Mamba-2's state spaces, where keys are B and C of a group, and values are x of a head."""
 
-    kind: Literal["convolution", "delta"]
+    kind: Literal["convolution", "delta", "state spaces"]
     layers: tuple[int, ...]
     kernel: int  # positions that the convolution reads, its own included
     channels: int  # columns of the convolution: of the delta rule queries, keys and values
-    has_bias: bool = False  # of the convolution and the linears around it
-    num_key_heads: int = 0  # of the delta rule, and the next three
+    has_bias: bool = False  # of the convolution; if nothing follows it, also of the linears around it
+    num_key_heads: int = 0  # this and the next three: of what follows the convolution
     num_value_heads: int = 0  # a multiple of the key heads: neighbours share one
     key_dim: int = 0  # of a head
     value_dim: int = 0
+    mamba: Mamba | None = None  # of state spaces
 
     @property
     def keys_width(self) -> int:
@@ -50,7 +67,7 @@ class Recurrence(msgspec.Struct, frozen=True):
         if self.kind == "convolution":
             return RecurrentLayer(self.channels, self.kernel, None, 0)
         matrix = self.num_value_heads, self.key_dim, self.value_dim
-        log_width = self.keys_width + self.values_width + self.num_value_heads
+        log_width = self.keys_width + self.values_width + self.num_value_heads  # keys, updates of values, decays
         return RecurrentLayer(self.channels, self.kernel, matrix, log_width)
 
 
@@ -79,11 +96,72 @@ def gated_delta(options: JsonOptions, num_layers: int) -> Recurrence | None:
     )
 
 
+class MambaNames(msgspec.Struct, frozen=True):
+    """Options of Mamba-2's sizes in config.json, and their defaults."""
+
+    num_heads: tuple[str, int] = ("mamba_n_heads", 128)
+    head_dim: tuple[str, int] = ("mamba_d_head", 0)  # 0: the width divided by the heads
+    num_groups: tuple[str, int] = ("mamba_n_groups", 1)
+    state_dim: tuple[str, int] = ("mamba_d_state", 256)
+    kernel: tuple[str, int] = ("mamba_d_conv", 4)
+    conv_bias: str = "mamba_conv_bias"
+
+
+MAMBA_NAMES = MambaNames()
+
+
+def state_spaces(
+    options: JsonOptions, layers: tuple[int, ...], width: int, mamba: Mamba, names: MambaNames = MAMBA_NAMES
+) -> Recurrence | None:
+    """Read the sizes of Mamba-2's layers. `width`: of x; 0: that of all heads."""
+    num_heads, num_groups = options.count(*names.num_heads), options.count(*names.num_groups)
+    state_dim, kernel = options.count(*names.state_dim), options.count(*names.kernel, most=MAX_KERNEL)
+    name, head_dim = names.head_dim
+    if options.values.get(name) not in (None, "auto"):
+        head_dim = options.count(name)
+    head_dim = head_dim or width // num_heads
+    if width and num_heads * head_dim != width:
+        raise options.error(name, f"{num_heads} heads of {head_dim} are not the {width} columns of the recurrent layers")
+    if num_heads % num_groups:
+        raise options.error(names.num_groups[0], f"{num_groups} does not divide {names.num_heads[0]} {num_heads}")
+    has_bias = options.flag(names.conv_bias, True)
+    if not layers:
+        return None
+    return Recurrence(
+        "state spaces",
+        layers,
+        kernel,
+        num_heads * head_dim + 2 * num_groups * state_dim,
+        has_bias,
+        num_groups,
+        num_heads,
+        state_dim,
+        head_dim,
+        mamba,
+    )
+
+
+def time_step_limits(options: JsonOptions, name: str = "time_step_limit") -> tuple[float, float]:
+    """Read the limits of Mamba-2's time steps: two numbers, also infinite ones."""
+    given = options.values.get(name)
+    limits = [_number(each) for each in given] if isinstance(given, list) else [0.0, math.inf]
+    if len(limits) != 2 or None in limits or not limits[0] <= limits[1] or limits[1] < 0 or math.isinf(limits[0]):
+        raise options.error(name, f"{given!r} should be two numbers, the least and the largest time step")
+    return limits[0], limits[1]
+
+
+def _number(value: Any) -> Any:
+    """Return a number, which transformers may have written as an object; None: it is none."""
+    if isinstance(value, dict):
+        value = {"Infinity": math.inf, "-Infinity": -math.inf}.get(value.get("__float__", ""))
+    return float(value) if type(value) in (int, float) and not math.isnan(value) else None
+
+
 def recurrent_layers(options: JsonOptions, are_recurrent: Sequence[bool], kind: str) -> tuple[int, ...]:
     """Return the layers that `layer_types` calls `kind`, the others being "full_attention"; without it, those of
-    `are_recurrent`."""
+    `are_recurrent`. Older files have "mamba" and "attention"."""
     if options.values.get("layer_types") is not None:
-        kinds = options.texts("layer_types")
+        kinds = [_OLDER_KINDS.get(each, each) for each in options.texts("layer_types")]
         if set(kinds) - {kind, "full_attention"} or len(kinds) != len(are_recurrent):
             raise options.error(
                 "layer_types", f"{list(kinds)} should be {len(are_recurrent)} entries, each 'full_attention' or {kind!r}"

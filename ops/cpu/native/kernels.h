@@ -300,7 +300,8 @@ inline i64 recurrence_floats(const RecurrenceShape &shape, i64 columns) {
     return room * (shape.key_dim + 1) + 5 * STATE_ROWS * keys;
 }
 
-// norm(x) * activation(gate), or norm(x * activation(gate)), for each `group` numbers of a row.
+// norm(x) * activation(gate), or norm(x * activation(gate)), for each `group` numbers of a row. Without a weight there is no
+// norm; the gate may be null, too.
 struct GatedNormShape {
     float *y;
     const float *x, *gate, *weight;

@@ -394,10 +394,10 @@ void bind_recurrent_ops(nb::module_ &module) {
            [](Address y, Address x, Address gate, Address weight, i64 y_floats, i64 x_floats, i64 gate_floats, i64 x_at,
               i64 gate_at, i64 weight_at, i64 groups, i64 group, i64 weight_step, float epsilon, bool is_gated_first,
               bool is_sigmoid, Address rows, i64 count) {
-               return Op{
-                   GatedNorm{{floats(y) + x_at, floats(x) + x_at, floats(gate) + gate_at, floats(weight) + weight_at, y_floats,
-                              x_floats, gate_floats, groups, group, weight_step, epsilon, is_gated_first, is_sigmoid},
-                             rows_of(rows, count)}};
+               return Op{GatedNorm{{floats(y) + x_at, floats(x) + x_at, gate == 0 ? nullptr : floats(gate) + gate_at,
+                                    weight == 0 ? nullptr : floats(weight) + weight_at, y_floats, x_floats, gate_floats, groups,
+                                    group, weight_step, epsilon, is_gated_first, is_sigmoid},
+                                   rows_of(rows, count)}};
            });
 }
 

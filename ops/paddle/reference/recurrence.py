@@ -275,16 +275,20 @@ def state_space(
     return _of_rank(y + skipped, own, module.num_heads, width)
 
 
-def gated_norm(x: paddle.Tensor | Cut, gate: paddle.Tensor | Cut, module: GatedNorm) -> paddle.Tensor | Cut:
-    own = own_columns(x)
+def gated_norm(x: paddle.Tensor | Cut, gate: paddle.Tensor | Cut | None, module: GatedNorm) -> paddle.Tensor | Cut:
+    y = own_columns(x)
     begin = x.begin if isinstance(x, Cut) else 0
-    end = begin + own.shape[1]
-    shape = [own.shape[0], -1, module.group]
-    activation = functional.silu if module.activation == "silu" else functional.sigmoid
-    gates = activation(part_of(gate, ((module.gate_first + begin, module.gate_first + end),)))
-    weight = (module.weight if module.is_shared else module.weight[begin:end]).reshape([-1, module.group])
-    if module.is_gated_first:
-        y = normalize((own * gates).reshape(shape), weight, module.epsilon).reshape(own.shape)
-    else:
-        y = normalize(own.reshape(shape), weight, module.epsilon).reshape(own.shape) * gates
+    end = begin + y.shape[1]
+    gates = None
+    if gate is not None:
+        activation = functional.silu if module.activation == "silu" else functional.sigmoid
+        gates = activation(part_of(gate, ((module.gate_first + begin, module.gate_first + end),)))
+    is_gated_first = module.is_gated_first or not module.has_norm
+    if gates is not None and is_gated_first:
+        y = y * gates
+    if module.has_norm:
+        weight = (module.weight if module.is_shared else module.weight[begin:end]).reshape([-1, module.group])
+        y = normalize(y.reshape([y.shape[0], -1, module.group]), weight, module.epsilon).reshape(y.shape)
+    if gates is not None and not is_gated_first:
+        y = y * gates
     return Cut(y, begin, x.width) if isinstance(x, Cut) else y

@@ -177,12 +177,12 @@ def test_odd_shapes_equal_one_rank(num_ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_5", "lfm2"])
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2", "granitemoehybrid"])
 @pytest.mark.parametrize("kinds", [("full_attention", "recurrent"), ("recurrent", "recurrent", "full_attention")])
 def test_recurrent_layers_equal_one_rank(family: str, kinds: tuple[str, ...], tmp_path: Path) -> None:
     """Heads and channels are split, also in a last layer, which keeps only some rows; in every precision, and op by op."""
     given = VARIANTS[family]["config"]
-    own = {"qwen3_5": "linear_attention", "lfm2": "conv"}[family]
+    own = "conv" if family == "lfm2" else "linear_attention"
     layers = [own if kind == "recurrent" else kind for kind in kinds]
     config = {**given, "hidden_size": 128, "vocab_size": 1003, "num_hidden_layers": len(layers), "layer_types": layers}
     write_checkpoint(tmp_path, config)

@@ -78,6 +78,13 @@ MODELS: dict[str, Config] = {
         **{"model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": False},
         "layer_types": ["conv", "full_attention", "conv", "conv"],
     },
+    "granitemoehybrid": {
+        **{name: value for name, value in RECURRENT.items() if not name.startswith("linear_")},
+        **{"model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"], "num_local_experts": 6},
+        **{"num_experts_per_tok": 2, "shared_intermediate_size": 64, "intermediate_size": 64, "residual_multiplier": 0.4},
+        **{"mamba_n_heads": 8, "mamba_d_state": 32, "attention_multiplier": 0.2, "logits_scaling": 0.5},
+        "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    },
     "gpt_oss": GPT_OSS,
     "gpt_oss-mxfp4": {**GPT_OSS, "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}},
     "gemma4": {  # as E2B: last layers share the keys of earlier ones

@@ -172,6 +172,23 @@ LFM2_MOE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 20,
 }
+GRANITE_HYBRID = {
+    **UNPADDED,
+    "model_type": "granitemoehybrid",
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "num_hidden_layers": 4,
+    "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 20,
+    "shared_intermediate_size": 28,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 12,
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
 MINISTRAL3 = {**UNPADDED, "model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"], "head_dim": 12}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -700,6 +717,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.5,
         "num_dense_layers": 0,
     },
+    "granitemoehybrid": GRANITE_HYBRID,
+    "granitemoehybrid no experts, rotated, biases, groups, limits of time steps, odd sizes": {
+        **{name: value for name, value in GRANITE_HYBRID.items() if "expert" not in name},
+        "hidden_size": 42,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "num_local_experts": 0,
+        "tie_word_embeddings": True,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_hidden_layers": 3,
+        "position_embedding_type": "rope",
+        "attention_bias": True,
+        "mamba_n_heads": 6,
+        "mamba_n_groups": 3,
+        "mamba_d_state": 7,
+        "mamba_d_conv": 3,
+        "mamba_proj_bias": True,
+        "mamba_conv_bias": False,
+        "hidden_act": "gelu",
+        "time_step_limit": [0.6, 0.9],
+    },
     "llama4_text": LLAMA4,
     "llama4_text chunks, scaled queries, two experts": {
         **LLAMA4,
@@ -755,6 +793,10 @@ def values_of(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> np.n
         return values_of_gpt_oss(name, shape, "quantization_config" in config)
     if config["model_type"].startswith(("qwen3_next", "qwen3_5")) and re.search("q_proj|in_proj_(qkvz|ba)", name):
         return joined(name, shape, values, config)
+    if re.search(r"\.(mamba|mixer)\.in_proj\.", name):
+        num_steps = next(config[each] for each in ("mamba_n_heads", "mamba_num_heads", "num_heads") if each in config)
+        rows, other = (shape[0] - num_steps, *shape[1:]), name.replace(".in_proj.", ".dt_proj.")
+        return np.concatenate([values(name, rows), values(other, (num_steps, *shape[1:]))])
     is_turned = config["model_type"] == "llama4_text"  # experts as [in, out]
     if config["model_type"].startswith("gemma4"):
         name = re.sub(r"(layer_scalar|router\.scale)$", r"\1.weight", name.replace(".experts.", ".mlp.experts."))
@@ -791,10 +833,12 @@ def expected_of(config: dict[str, Any]) -> dict[str, Any]:
     model.tie_weights()
     prompt = np.random.default_rng(1).integers(3, config["vocab_size"], PROMPT_LENGTH).tolist()
     tokens, tops, cache, new = [], [], None, prompt
+    is_cached = "time_step_limit" not in config  # with its cache transformers leaves out the limits
     for _ in range(NUM_OUTPUTS):
         with torch.no_grad():
-            output = model(torch.tensor([new]), past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+            own = [new] if is_cached else [prompt + tokens]
+            output = model(torch.tensor(own), past_key_values=cache, use_cache=is_cached)
+        cache = output.past_key_values if is_cached else None
         best = torch.log_softmax(output.logits[0, -1], -1).topk(3)
         tops.append([[int(index), round(float(value), 6)] for value, index in zip(*best, strict=True)])
         new = [tops[-1][0][0]]

@@ -204,6 +204,49 @@ def lfm2_moe(draw: Draw) -> Config:
     return config
 
 
+def mamba(draw: Draw, config: Config, heads: str = "mamba_n_heads", groups: str = "mamba_n_groups") -> None:
+    """Choose heads and groups of Mamba-2."""
+    number = draw.choice([1, 1, 1, 2, 3, 4])
+    config |= {groups: number, heads: number * draw.choice([2, 2, 4, 1, 3])}
+    if draw.flag(0.3):
+        least = draw.choice([0.0, 0.3, 0.6])
+        config["time_step_limit"] = [least, least + draw.choice([0.1, 0.4, math.inf])]
+
+
+def mamba_of_width(draw: Draw, config: Config) -> None:
+    """Choose the sizes of Mamba-2 in a model whose width is that of its heads."""
+    config |= {
+        "mamba_d_state": draw.choice([4, 8, 10, 16, 33]),
+        "mamba_d_conv": draw.choice([2, 3, 4, 4, 5]),
+        "mamba_conv_bias": draw.flag(),
+        "mamba_proj_bias": draw.flag(0.3),
+        "mamba_expand": draw.choice([1, 2, 2, 3]),
+        "mamba_chunk_size": draw.choice([8, 16, 256]),
+    }
+    mamba(draw, config)
+    while config["mamba_expand"] * config["hidden_size"] % config["mamba_n_heads"]:
+        mamba(draw, config)
+
+
+def granitemoehybrid(draw: Draw) -> Config:
+    config = draw.base(attention_bias=draw.flag(), hidden_act=draw.choice(["silu", "silu", "gelu"]))
+    mamba_of_width(draw, config)
+    config |= {"shared_intermediate_size": draw.choice([16, 24, 40]), "num_local_experts": 0}
+    if draw.flag(0.7):
+        config |= experts(draw, "num_local_experts", width="intermediate_size")
+    draw.recurrent_types(config, "linear_attention")
+    if draw.flag():
+        config["position_embedding_type"] = "rope"
+        draw.rope(config)
+    config |= {
+        "embedding_multiplier": draw.choice([1.0, 3.0, 12.0]),
+        "residual_multiplier": draw.choice([1.0, 0.22, 0.7]),
+        "attention_multiplier": draw.choice([0.1, 0.3, 1.0]),
+        "logits_scaling": draw.choice([1.0, 2.0, 4.0]),
+    }
+    return config
+
+
 def ernie4_5(draw: Draw) -> Config:
     config = draw.base(head_dim=draw.choice([8, 12, 16]), use_bias=draw.flag())
     draw.rope(config, ("default", "linear", "dynamic"))
@@ -567,7 +610,7 @@ FAMILIES: dict[str, Callable[[Draw], Config]] = {
         *(phi3, gemma4_text, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, smollm3, granite, granitemoe),
         *(olmo2, olmo3, exaone4, seed_oss, minimax_m2, gpt_oss, cohere, cohere2, hunyuan_v1_dense),
         *(starcoder2, llama4_text, granitemoeshared, ernie4_5_moe),
-        *(qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe),
+        *(qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe, granitemoehybrid),
     )
 }
 
@@ -592,9 +635,11 @@ def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
 
 def answer(model: Any, prompt: list[int]) -> Config | None:
     """Return greedy tokens, token by token with a cache, and the 3 best log-probabilities of each. None: too close to call.
-    There is no cache for a window of 1: that of transformers keeps too much then."""
+    There is no cache for a window of 1: that of transformers keeps too much then; and none with limits of time steps, which it
+    leaves out with a cache."""
     tokens, tops, cache, new = [], [], None, prompt
-    has_cache = getattr(model.config, "sliding_window", None) != 1
+    limits = getattr(model.config, "time_step_limit", None)
+    has_cache = getattr(model.config, "sliding_window", None) != 1 and limits in (None, (0.0, math.inf))
     for _ in range(NUM_OUTPUTS):
         with torch.no_grad():
             output = model(torch.tensor([new if has_cache else prompt + tokens]), past_key_values=cache, use_cache=has_cache)
