@@ -1,15 +1,14 @@
 // Emulation of nvcc and a GPU for the kernels of this directory, with g++ on a processor.
 //
 // The threads of a block are fibers of one thread. They run one after another, each until it waits for the others
-// (__syncthreads, a shuffle, a product of the warp), in a random order given by the seed, as do the blocks. So code that
-// depends on an unspecified order gives different bits with another seed. Every buffer has bounds, shared memory begins as NaN,
-// and an asynchronous copy arrives only when it is waited for.
+// (__syncthreads, a shuffle, a product of the warp): a random part of a random warp's lanes, in a random order. The seed gives the
+// order, and that of the blocks, so code that depends on an unspecified order gives different bits with another seed. Every buffer
+// has bounds, shared memory begins as NaN, and an asynchronous copy arrives only when it is waited for.
 //
 // `launch` returns 0, or 1 and leaves the kernel's error in `emulation::error()`. One launch at a time in a process.
 #pragma once
 
 #include <sched.h>
-#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -50,9 +49,9 @@ namespace emulation {
 
 constexpr size_t STACK_BYTES = 96 << 10;
 constexpr size_t MAX_SHARED_BYTES = 227 << 10;  // per block, on the cards with the most
-constexpr int MAX_THREADS = 1024, LANES = 32;
+constexpr int MAX_THREADS = 1024, LANES = 32, MAX_WARPS = MAX_THREADS / LANES;
 
-enum class State { READY, AT_BARRIER, AT_WARP, DONE };
+enum class State { AT_BARRIER, AT_WARP, DONE };
 
 struct Copy {
     void *to;
@@ -61,47 +60,73 @@ struct Copy {
 };
 
 struct Fiber {
-    jmp_buf here;
-    ucontext_t context;
+    void *here[5];  // where it continues
     std::unique_ptr<char[]> stack;
     bool is_alive = false;  // its stack is in use: it waits for a block, or inside one
     State state = State::DONE;
-    std::vector<Copy> copies;  // under way
     int num_groups = 0;        // of copies, closed so far
+    std::vector<Copy> copies;  // under way
 };
 
-struct Exchange {  // data that the lanes of a warp exchange
-    uint32_t words[LANES][8];
+union Exchange {  // data that the lanes of a warp exchange
+    uint32_t words[LANES];
+    struct {
+        float a[16][16], b[16][8];
+    } numbers;  // of a product
+};
+
+struct Warp {
+    uint32_t lanes = 0, ready = 0, at_warp = 0;  // a bit each: those that have not ended, that may run, that wait for the warp
+    unsigned num_meetings = 0;
+    Exchange exchanges[2];  // used in turn: none is written before all lanes have read it
+};
+
+// A quick generator (xorshift64*).
+struct Random {
+    using result_type = uint32_t;
+    uint64_t state = 1;
+    static constexpr result_type min() { return 0; }
+    static constexpr result_type max() { return ~result_type{0}; }
+    void seed(unsigned value) { state = value * 0x9e3779b97f4a7c15u + 0x2545f4914f6cdd1du; }
+    result_type operator()() {
+        state ^= state >> 12, state ^= state << 25, state ^= state >> 27;
+        return static_cast<result_type>(state * 0x2545f4914f6cdd1du >> 32);
+    }
 };
 
 struct Machine {
     std::vector<Fiber> fibers{MAX_THREADS};
-    std::vector<Exchange> warps{MAX_THREADS / LANES};
+    std::vector<Warp> warps{MAX_WARPS};
     std::vector<std::pair<void *, size_t>> shared_variables;
     alignas(128) unsigned char shared[MAX_SHARED_BYTES];
     size_t num_shared_bytes = 0;
-    std::mt19937 random{0};
+    Random random;
     std::function<void()> kernel;
-    jmp_buf scheduler;
+    void *scheduler[5];
     Fiber *running = nullptr;
     std::string error;
     dim3 grid, block, block_index;
-    unsigned thread = 0, num_threads = 0;
+    unsigned thread = 0, num_threads = 0, num_at_barrier = 0, num_done = 0;
+    uint32_t ready_warps = 0;
 };
 
-inline Machine &machine() {
-    static Machine the_one;
-    return the_one;
-}
+struct ThreadIndex {
+    unsigned x;
+};
+
+inline Machine the_machine;
+[[gnu::always_inline]] inline Machine &machine() { return the_machine; }
 
 inline const char *error() { return machine().error.c_str(); }
 inline void seed(unsigned value) { machine().random.seed(value); }
+
+[[noreturn, gnu::noinline]] inline void jump(void **to) { __builtin_longjmp(to, 1); }
 
 // Returns to the scheduler until it continues this fiber.
 [[gnu::noinline]] inline void wait(State state) {
     Fiber &own = *machine().running;
     own.state = state;
-    if (_setjmp(own.here) == 0) _longjmp(machine().scheduler, 1);
+    if (__builtin_setjmp(own.here) == 0) jump(machine().scheduler);
 }
 
 // Lets other processes run, one of which may change what a thread waits for.
@@ -114,9 +139,12 @@ inline void give_way() { sched_yield(); }
     std::snprintf(place, sizeof place, " (block %u %u %u, thread %u)", m.block_index.x, m.block_index.y, m.block_index.z,
                   m.thread);
     m.error = text + place;
-    m.running->is_alive = false;
-    m.running->copies.clear();
-    _longjmp(m.scheduler, 1);
+    jump(m.scheduler);
+}
+
+[[noreturn, gnu::noinline, gnu::cold]] inline void fail_beyond(const char *what, long long index, const char *of,
+                                                               long long count) {
+    fail(what + std::to_string(index) + of + std::to_string(count));
 }
 
 inline void fiber_main() {
@@ -127,68 +155,82 @@ inline void fiber_main() {
     }
 }
 
+[[noreturn, gnu::noinline]] inline void begin(Fiber &fiber, unsigned thread) {
+    if (!fiber.stack) fiber.stack.reset(new char[STACK_BYTES]);
+    fiber.is_alive = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = fiber.stack.get();
+    context.uc_stack.ss_size = STACK_BYTES - thread * 320 % 8192;  // stacks begin in different sets of the cache
+    makecontext(&context, fiber_main, 0);
+    setcontext(&context);
+    std::abort();
+}
+
 [[gnu::noinline]] inline void resume(unsigned thread) {
     Machine &m = machine();
     Fiber &fiber = m.fibers[thread];
     m.thread = thread;
     m.running = &fiber;
-    if (_setjmp(m.scheduler) != 0) return;
-    if (fiber.is_alive) _longjmp(fiber.here, 1);
-    if (!fiber.stack) fiber.stack.reset(new char[STACK_BYTES]);
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = STACK_BYTES;
-    fiber.is_alive = true;
-    makecontext(&fiber.context, fiber_main, 0);
-    setcontext(&fiber.context);
+    if (__builtin_setjmp(m.scheduler) != 0) return;
+    if (fiber.is_alive) jump(fiber.here);
+    begin(fiber, thread);
 }
 
-// Whether all of [begin, end) are in `state` or have ended, and at least one waits.
-inline bool have_met(unsigned begin, unsigned end, State state) {
-    bool is_any = false;
-    for (unsigned i = begin; i < end; ++i) {
-        State of_thread = machine().fibers[i].state;
-        if (of_thread != state && of_thread != State::DONE) return false;
-        is_any |= of_thread == state;
+// Runs some of the warp's lanes that may run, each until it waits.
+inline void run_some(unsigned number) {
+    Machine &m = machine();
+    Warp &warp = m.warps[number];
+    uint32_t bits = m.random(), some = bits % 4 == 0 ? warp.ready & m.random() : warp.ready;
+    unsigned first = bits >> 8, stride = bits >> 16 | 1;
+    warp.ready &= ~some;
+    for (unsigned i = 0; i < LANES; ++i) {
+        unsigned lane = (first + i * stride) % LANES;
+        if ((some >> lane & 1) == 0) continue;
+        resume(number * LANES + lane);
+        if (!m.error.empty()) return;
+        State state = m.running->state;
+        if (state == State::AT_WARP) warp.at_warp |= 1u << lane;
+        else if (state == State::AT_BARRIER) ++m.num_at_barrier;
+        else warp.lanes &= ~(1u << lane), ++m.num_done;
     }
-    return is_any;
+    if (warp.at_warp != 0 && warp.at_warp == warp.lanes) {
+        warp.ready = warp.at_warp, warp.at_warp = 0;
+        ++warp.num_meetings;
+    }
+    if (warp.ready == 0) m.ready_warps &= ~(1u << number);
 }
 
-inline bool release(unsigned begin, unsigned end, State state) {
-    if (!have_met(begin, end, state)) return false;
-    for (unsigned i = begin; i < end; ++i)
-        if (machine().fibers[i].state == state) machine().fibers[i].state = State::READY;
-    return true;
+// All lanes may run, if the block has any left.
+inline void release_block() {
+    Machine &m = machine();
+    for (unsigned i = 0; i < MAX_WARPS; ++i)
+        if ((m.warps[i].ready = m.warps[i].lanes) != 0) m.ready_warps |= 1u << i;
+    m.num_at_barrier = 0;
 }
 
 inline void run_block() {
     Machine &m = machine();
     for (auto [memory, size] : m.shared_variables) std::memset(memory, 0xff, size);
     std::memset(m.shared, 0xff, m.num_shared_bytes);
-    std::vector<unsigned> order(m.num_threads);
-    for (unsigned i = 0; i < m.num_threads; ++i) {
-        order[i] = i;
-        m.fibers[i].state = State::READY;
-        m.fibers[i].num_groups = 0;
+    for (unsigned i = 0; i < MAX_WARPS; ++i) {
+        int num_lanes = std::clamp(static_cast<int>(m.num_threads) - static_cast<int>(i) * LANES, 0, LANES);
+        m.warps[i].lanes = static_cast<uint32_t>((uint64_t{1} << num_lanes) - 1), m.warps[i].at_warp = 0;
     }
-    for (bool is_done = false; !is_done;) {
-        std::shuffle(order.begin(), order.end(), m.random);
-        bool has_moved = false;
-        for (unsigned thread : order)
-            if (m.fibers[thread].state == State::READY) {
-                resume(thread);
-                has_moved = true;
-                if (!m.error.empty()) return;
+    for (unsigned i = 0; i < m.num_threads; ++i) m.fibers[i].num_groups = 0;
+    m.num_done = m.ready_warps = 0;
+    for (release_block(); m.num_done < m.num_threads;) {
+        if (m.ready_warps == 0) {
+            if (m.num_at_barrier + m.num_done < m.num_threads) {
+                m.error = "threads of a block wait for each other at different places";
+                return;
             }
-        for (unsigned first = 0; first < m.num_threads; first += LANES)
-            has_moved |= release(first, std::min(first + LANES, m.num_threads), State::AT_WARP);
-        has_moved |= release(0, m.num_threads, State::AT_BARRIER);
-        is_done = std::all_of(order.begin(), order.end(), [&](unsigned i) { return m.fibers[i].state == State::DONE; });
-        if (!has_moved && !is_done) {
-            m.error = "threads of a block wait for each other at different places";
-            for (Fiber &fiber : m.fibers) fiber.is_alive = false;
-            return;
+            release_block();
         }
+        uint32_t warps = m.ready_warps;
+        for (unsigned i = m.random() % __builtin_popcount(warps); i > 0; --i) warps &= warps - 1;
+        run_some(__builtin_ctz(warps));
+        if (!m.error.empty()) return;
     }
 }
 
@@ -212,7 +254,10 @@ inline int launch(std::function<void()> kernel, dim3 grid, unsigned num_threads,
         m.block_index = dim3(i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y);
         run_block();
         if (!m.error.empty()) {
-            for (Fiber &fiber : m.fibers) fiber.is_alive = false;  // some are inside the kernel
+            for (Fiber &fiber : m.fibers) {  // some are inside the kernel
+                fiber.is_alive = false;
+                fiber.copies.clear();
+            }
             return 1;
         }
     }
@@ -295,12 +340,17 @@ struct SharedMemory {
     }
 };
 
-inline Exchange &exchange() { return machine().warps[machine().thread / LANES]; }
-inline unsigned lane() { return machine().thread % LANES; }
+// The memory for the next exchange, whatever it is when the others have arrived.
+inline Exchange &exchange() {
+    Warp &warp = machine().warps[machine().thread / LANES];
+    return warp.exchanges[warp.num_meetings % 2];
+}
+[[gnu::always_inline]] inline ThreadIndex thread_index() { return {machine().thread}; }
+[[gnu::always_inline]] inline unsigned lane() { return machine().thread % LANES; }
 
 }  // namespace emulation
 
-#define threadIdx (dim3(emulation::machine().thread, 0, 0))
+#define threadIdx (emulation::thread_index())
 #define blockIdx (emulation::machine().block_index)
 #define blockDim (emulation::machine().block)
 #define gridDim (emulation::machine().grid)
@@ -312,10 +362,9 @@ template <typename T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
     static_assert(sizeof(T) == 4);
     emulation::Exchange &all = emulation::exchange();
-    std::memcpy(&all.words[emulation::lane()][0], &value, 4);
+    std::memcpy(&all.words[emulation::lane()], &value, 4);
     __syncwarp();
-    std::memcpy(&value, &all.words[emulation::lane() ^ mask][0], 4);
-    __syncwarp();
+    std::memcpy(&value, &all.words[emulation::lane() ^ mask], 4);
     return value;
 }
 

@@ -23,7 +23,8 @@ from typing import Any, Protocol
 from ops.cuda.operands import ROWS, STRUCTURES
 
 SOURCES = Path(__file__).parent
-_FLAGS = ("-std=c++17", "-Og", "-fPIC", "-shared", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-x", "c++")
+_OUTPUT = ("-fPIC", "-shared", "-fvisibility-inlines-hidden")
+_FLAGS = ("-std=c++17", "-Og", *_OUTPUT, "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-x", "c++")
 _Resolve = CFUNCTYPE(c_int, c_char_p, c_int, POINTER(c_void_p))
 _UNRESOLVED = -1  # status of a launch without a kernel; the driver's are positive
 

@@ -182,24 +182,16 @@ DEVICE void multiply<Float16>(float (&c)[4], const uint32_t (&a)[4], const uint3
 #else
 template <typename T>
 void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    emulation::Exchange &all = emulation::exchange();
+    auto &[of_a, of_b] = emulation::exchange().numbers;
     unsigned lane = emulation::lane(), g = lane / 4, t = lane % 4;
-    for (int word = 0; word < 4; ++word) all.words[lane][word] = a[word];
-    for (int word = 0; word < 2; ++word) all.words[lane][4 + word] = b[word];
-    __syncwarp();
-    auto part = [](uint32_t word, int index) { return to_float(T{static_cast<uint16_t>(word >> (16 * index))}); };
-    for (int k = 0; k < 16; ++k) {
-        unsigned lane_of_k = k % 8 / 2;
-        int half = k / 8, index = k % 2;
-        float low = part(all.words[4 * g + lane_of_k][2 * half], index);
-        float high = part(all.words[4 * g + lane_of_k][2 * half + 1], index);
-        for (unsigned n = 0; n < 2; ++n) {
-            float of_b = part(all.words[4 * (2 * t + n) + lane_of_k][4 + half], index);
-            c[n] = std::fma(low, of_b, c[n]);
-            c[2 + n] = std::fma(high, of_b, c[2 + n]);
-        }
+    auto part = [](uint32_t word, int half) { return to_float(T{static_cast<uint16_t>(word >> (16 * half))}); };
+    for (int half = 0; half < 2; ++half) {
+        for (int word = 0; word < 4; ++word) of_a[g + word % 2 * 8][2 * t + word / 2 * 8 + half] = part(a[word], half);
+        for (int word = 0; word < 2; ++word) of_b[2 * t + word * 8 + half][g] = part(b[word], half);
     }
     __syncwarp();
+    for (int k = 0; k < 16; ++k)  // products of these numbers are exact in float32
+        for (unsigned i = 0; i < 4; ++i) c[i] += of_a[g + i / 2 * 8][k] * of_b[k][2 * t + i % 2];
 }
 #endif
 

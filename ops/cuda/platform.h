@@ -21,7 +21,7 @@ using size_t = unsigned long;
 #include <cstdint>
 
 #include "emulation.h"
-#define DEVICE inline
+#define DEVICE [[gnu::always_inline]] inline
 #define SHARED static
 #define HOST_AND_DEVICE
 #endif
@@ -43,19 +43,17 @@ struct Buffer {
         return *reinterpret_cast<const Vector *>(data + index);
     }
 #else
-    T &operator[](long long index) const {
-        if (index < 0 || index >= count)
-            emulation::fail("element " + std::to_string(index) + " of a buffer of " + std::to_string(count));
+    [[gnu::always_inline]] T &operator[](long long index) const {
+        if (index < 0 || index >= count) emulation::fail_beyond("element ", index, " of a buffer of ", count);
         return data[index];
     }
     // Accesses as many elements from `index` on as fit into `Vector`, at once.
     template <typename Vector>
-    const Vector &vector(long long index) const {
+    [[gnu::always_inline]] const Vector &vector(long long index) const {
         if (index < 0 || index + static_cast<long long>(sizeof(Vector) / sizeof(T)) > count)
-            emulation::fail("a vector at element " + std::to_string(index) + " of a buffer of " + std::to_string(count));
+            emulation::fail_beyond("a vector at element ", index, " of a buffer of ", count);
         if (reinterpret_cast<uintptr_t>(data + index) % sizeof(Vector) != 0)
-            emulation::fail("a vector of " + std::to_string(sizeof(Vector)) + " bytes at element " + std::to_string(index) +
-                            " is not aligned");
+            emulation::fail_beyond("a vector is not aligned: element ", index, " in units of bytes: ", sizeof(Vector));
         return *reinterpret_cast<const Vector *>(data + index);
     }
 #endif
@@ -95,9 +93,8 @@ template <typename T, int N>
 struct Shared {
     T values[N];
     emulation::SharedMemory registered{values, sizeof values};
-    T &operator[](int index) {
-        if (index < 0 || index >= N)
-            emulation::fail("element " + std::to_string(index) + " of shared memory for " + std::to_string(N));
+    [[gnu::always_inline]] T &operator[](int index) {
+        if (index < 0 || index >= N) emulation::fail_beyond("element ", index, " of shared memory for ", N);
         return values[index];
     }
 };
@@ -135,8 +132,8 @@ void wait_for_copies() {
 template <auto KERNEL, typename Operands>
 struct Registered {
     static int emulate(const void *operands, dim3 grid, unsigned num_threads, size_t num_shared_bytes) {
-        const Operands copy = *static_cast<const Operands *>(operands);
-        return emulation::launch([copy] { KERNEL(copy); }, grid, num_threads, num_shared_bytes);
+        return emulation::launch([operands] { KERNEL(*static_cast<const Operands *>(operands)); }, grid, num_threads,
+                                 num_shared_bytes);
     }
     static inline emulation::Kernel kernel{emulation::kernel_name<KERNEL>(), {emulate, sizeof(Operands)}};
 };
