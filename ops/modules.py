@@ -452,8 +452,13 @@ class Convolution(msgspec.Struct):
     is_gated: bool = False
     columns: Columns = ()  # channels that this rank computes
     first: int = 0  # column at which the channels begin in a row of the op's input
+    names: tuple[str, ...] = ()  # of the tensors, if there are several, each with the same number of channels
     weight: Tensor = None
     bias: Tensor = None
+
+    @property
+    def stored_names(self) -> tuple[str, ...]:
+        return self.names or (self.name,)
 
 
 class DeltaRule(msgspec.Struct):
@@ -465,8 +470,8 @@ class DeltaRule(msgspec.Struct):
         S = decay * S + key delta^T                             result = S^T query
 
     Each key head serves num_value_heads / num_key_heads consecutive value heads. With `is_per_channel` each key of a head has
-    its own decay (Kimi Linear 2025). A_log [value heads] and dt_bias [value heads] or [value heads * key_dim] are stored under
-    `names`."""
+    its own decay (Kimi Linear 2025). A_log [value heads], then [1, 1, value heads, 1], and dt_bias [value heads] or [value heads
+    * key_dim] are stored under `names`."""
 
     names: tuple[str, str]  # of A_log and dt_bias
     num_key_heads: int
@@ -490,6 +495,11 @@ class DeltaRule(msgspec.Struct):
     def num_decays(self) -> int:
         """Decays of a row in one head."""
         return self.key_dim if self.is_per_channel else 1
+
+    @property
+    def rates_shape(self) -> tuple[int, ...]:
+        """Shape of A_log."""
+        return (1, 1, self.num_value_heads, 1) if self.is_per_channel else (self.num_value_heads,)
 
     @property
     def log_width(self) -> int:

@@ -117,6 +117,7 @@ class Weights(msgspec.Struct):
             sizes.num_value_heads,
             sizes.key_dim,
             sizes.value_dim,
+            sizes.is_per_channel,
             own=self.share.recurrent_heads(sizes.num_value_heads, sizes.num_key_heads),
         )
         assert module.log_width == sizes.layer.log_width, "the state arena has another width of a log than the ops"
@@ -414,11 +415,13 @@ class Weights(msgspec.Struct):
         shapes |= {f"{sinks.name}.weight": (sinks.num_heads,) for sinks in self.sinks}
         shapes |= {f"{factor.name}.weight": (1,) for factor in self.factors}
         for convolution in self.convolutions:
-            shapes[f"{convolution.name}.weight"] = (convolution.channels, 1, convolution.kernel)
-            shapes |= {f"{convolution.name}.bias": (convolution.channels,)} if convolution.has_bias else {}
+            channels = convolution.channels // len(convolution.stored_names)
+            for name in convolution.stored_names:
+                shapes[f"{name}.weight"] = (channels, 1, convolution.kernel)
+                shapes |= {f"{name}.bias": (channels,)} if convolution.has_bias else {}
         for rule in self.delta_rules:
             of_decay, of_bias = rule.names
-            shapes |= {of_decay: (rule.num_value_heads,), of_bias: (rule.num_value_heads * rule.num_decays,)}
+            shapes |= {of_decay: rule.rates_shape, of_bias: (rule.num_value_heads * rule.num_decays,)}
         shapes |= {name: (spaces.num_heads,) for spaces in self.state_spaces for name in spaces.names}
         shapes |= {f"{norm.name}.weight": (norm.weight_width,) for norm in self.gated_norms}
         for router in self.routers:

@@ -27,6 +27,7 @@ from engine.checkpoint.families.granite import Granite
 from engine.checkpoint.families.granitemoe import GraniteMoe, GraniteMoeShared
 from engine.checkpoint.families.granitemoehybrid import GraniteMoeHybrid
 from engine.checkpoint.families.hunyuan_v1_dense import HunyuanV1Dense
+from engine.checkpoint.families.kimi_linear import KimiLinear
 from engine.checkpoint.families.lfm2 import Lfm2, Lfm2Moe
 from engine.checkpoint.families.llama import Llama
 from engine.checkpoint.families.llama4 import Llama4
@@ -76,6 +77,7 @@ _TEXT = (
     Qwen3_5Moe(),
     Lfm2(),
     Lfm2Moe(),
+    KimiLinear(),
     Exaone4(),
     Olmo2(),
     Olmo3(),

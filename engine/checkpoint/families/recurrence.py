@@ -43,6 +43,7 @@ class Recurrence(msgspec.Struct, frozen=True):
     num_value_heads: int = 0  # a multiple of the key heads: neighbours share one
     key_dim: int = 0  # of a head
     value_dim: int = 0
+    is_per_channel: bool = False  # each key of the delta rule decays at its own rate
     mamba: Mamba | None = None  # of state spaces
 
     @property
@@ -67,7 +68,8 @@ class Recurrence(msgspec.Struct, frozen=True):
         if self.kind == "convolution":
             return RecurrentLayer(self.channels, self.kernel, None, 0)
         matrix = self.num_value_heads, self.key_dim, self.value_dim
-        log_width = self.keys_width + self.values_width + self.num_value_heads  # keys, updates of values, decays
+        num_decays = self.num_value_heads * (self.key_dim if self.is_per_channel else 1)
+        log_width = self.keys_width + self.values_width + num_decays
         return RecurrentLayer(self.channels, self.kernel, matrix, log_width)
 
 

@@ -154,6 +154,29 @@ QWEN3_5 = {
     "model_type": "qwen3_5_text",
     "architectures": ["Qwen3_5ForCausalLM"],
 }
+KIMI_LINEAR = {
+    **{key: value for key, value in UNPADDED.items() if key != "max_position_embeddings"},
+    "model_type": "kimi_linear",
+    "architectures": ["KimiLinearForCausalLM"],
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 10,
+    "linear_attn_config": {
+        "full_attn_layers": [4],
+        "kda_layers": [1, 2, 3],
+        "num_heads": 3,
+        "head_dim": 12,
+        "short_conv_kernel_size": 4,
+    },
+    "model_max_length": 512,
+    "num_experts": 8,
+    "num_experts_per_token": 2,
+    "moe_intermediate_size": 20,
+    "num_shared_experts": 1,
+}
 LFM2 = {
     **{key: value for key, value in UNPADDED.items() if key not in ("rms_norm_eps", "hidden_act")},
     "model_type": "lfm2",
@@ -695,6 +718,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "qwen3_5_moe_text",
         "architectures": ["Qwen3_5MoeForCausalLM"],
     },
+    "kimi_linear": KIMI_LINEAR,
+    "kimi_linear compressed queries, groups, dense layers, recurrent last": {
+        **{key: value for key, value in KIMI_LINEAR.items() if key != "linear_attn_config"},
+        "num_hidden_layers": 3,
+        "q_lora_rank": 16,
+        "linear_num_heads": 2,
+        "linear_head_dim": 16,
+        "linear_conv_kernel_dim": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "mlp_layer_types": ["dense", "sparse", "dense"],
+        "num_expert_group": 4,
+        "topk_group": 2,
+        "moe_renormalize": False,
+        "routed_scaling_factor": 1.5,
+        "num_shared_experts": 2,
+        "attention_bias": True,
+    },
     "lfm2": LFM2,
     "lfm2 biases, untied, adjusted width, longer kernel, convolution last": {
         **LFM2,
@@ -773,6 +813,7 @@ RENAMES = {
     ".mlp.w2.": ".mlp.down_proj.",
     ".mlp.w3.": ".mlp.up_proj.",
     ".self_attn.out_proj.": ".self_attn.o_proj.",
+    ".self_attn.forget_gate.": ".self_attn.",
     "model.embedding_norm.": "model.norm.",
 }
 PROMPT_LENGTH = 60
@@ -791,6 +832,9 @@ def values_of(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> np.n
     """Return the values of a parameter of transformers, which has the experts of a layer as one."""
     if config["model_type"] == "gpt_oss":
         return values_of_gpt_oss(name, shape, "quantization_config" in config)
+    if name.endswith(".self_attn.conv1d.weight"):  # Kimi Linear stores it in three parts
+        own = (shape[0] // 3, *shape[1:])
+        return np.concatenate([values(name.replace("conv1d", f"{part}_conv1d"), own) for part in "qkv"])
     if config["model_type"].startswith(("qwen3_next", "qwen3_5")) and re.search("q_proj|in_proj_(qkvz|ba)", name):
         return joined(name, shape, values, config)
     if re.search(r"\.(mamba|mixer)\.in_proj\.", name):

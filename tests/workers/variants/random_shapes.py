@@ -447,6 +447,38 @@ def deepseek_v3(draw: Draw) -> Config:
     return config
 
 
+def kimi_linear(draw: Draw) -> Config:
+    config = draw.base(attention_bias=draw.flag(), tie_word_embeddings=False)
+    config["model_max_length"] = config.pop("max_position_embeddings")
+    config["num_key_value_heads"] = config["num_attention_heads"]
+    config |= {
+        "q_lora_rank": draw.choice([None, 16]),
+        "kv_lora_rank": draw.choice([12, 16, 24]),
+        "qk_nope_head_dim": draw.choice([8, 12]),
+        "qk_rope_head_dim": draw.choice([4, 8]),
+        "v_head_dim": draw.choice([8, 10]),
+        "num_experts": draw.choice([4, 8]),
+        "num_experts_per_token": draw.choice([1, 2]),
+        "moe_intermediate_size": draw.choice([12, 20]),
+        "num_shared_experts": draw.choice([1, 2]),
+        "num_expert_group": draw.choice([1, 2]),
+        "moe_renormalize": draw.flag(),
+        "routed_scaling_factor": draw.choice([1.0, 2.446]),
+        "first_k_dense_replace": draw.choice([0, 1]),
+    }
+    config["topk_group"] = draw.randrange(1, config["num_expert_group"] + 1)
+    draw.recurrent_types(config, "linear_attention")
+    heads, dim, kernel = draw.choice([1, 2, 3, 4]), draw.choice([4, 8, 10, 16, 33]), draw.choice([2, 3, 4, 4, 5])
+    if draw.flag():
+        config |= {"linear_num_heads": heads, "linear_head_dim": dim, "linear_conv_kernel_dim": kernel}
+        return config
+    kinds = config.pop("layer_types")
+    layers = {kind: [1 + at for at, each in enumerate(kinds) if each == kind] for kind in ("full_attention", "linear_attention")}
+    config["linear_attn_config"] = {"num_heads": heads, "head_dim": dim, "short_conv_kernel_size": kernel}
+    config["linear_attn_config"] |= {"full_attn_layers": layers["full_attention"], "kda_layers": layers["linear_attention"]}
+    return config
+
+
 def smollm3(draw: Draw) -> Config:
     config = draw.base(attention_bias=draw.flag(), mlp_bias=draw.flag())
     draw.rope(config)
@@ -610,7 +642,7 @@ FAMILIES: dict[str, Callable[[Draw], Config]] = {
         *(phi3, gemma4_text, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, smollm3, granite, granitemoe),
         *(olmo2, olmo3, exaone4, seed_oss, minimax_m2, gpt_oss, cohere, cohere2, hunyuan_v1_dense),
         *(starcoder2, llama4_text, granitemoeshared, ernie4_5_moe),
-        *(qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, lfm2_moe, granitemoehybrid),
+        *(qwen3_next, qwen3_5_text, qwen3_5_moe_text, kimi_linear, lfm2, lfm2_moe, granitemoehybrid),
     )
 }
 

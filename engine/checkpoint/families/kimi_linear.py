@@ -1,0 +1,73 @@
+"""Kimi Linear (Moonshot AI 2025): most layers follow the delta rule with a decay of each key; the others are DeepSeek-V3's,
+without positions."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from engine.checkpoint.families.deepseek_v3 import DeepseekV3
+from engine.checkpoint.families.experts import RoutingDefaults
+from engine.checkpoint.families.family import Latents
+from engine.checkpoint.families.recurrence import MAX_KERNEL, Recurrence, recurrent_layers
+from engine.checkpoint.json_fields import JsonOptions
+
+_SUPPORTED = {"mla_use_nope": True, "hidden_act": "silu"}
+
+
+class KimiLinear(DeepseekV3):
+    name = "kimi_linear"
+    other_names = ()
+    gguf_name = None
+    class_names = ("KimiLinearForCausalLM",)
+    model = "workers.models.kimi_linear:KimiLinear"
+    draft_names = None
+    has_rotary = False
+    harmless_options = frozenset(("head_dim", "qk_head_dim", "use_grouped_topk"))
+    other_option_names = MappingProxyType(
+        {
+            "model_max_length": "max_position_embeddings",
+            "num_experts": "num_local_experts",
+            "num_experts_per_token": "num_experts_per_tok",
+            "num_shared_experts": "n_shared_experts",
+            "num_expert_group": "n_group",
+            "moe_renormalize": "norm_topk_prob",
+            "moe_router_activation_func": "scoring_func",
+        }
+    )
+    rms_norm_eps = 1e-5
+    routing = RoutingDefaults(256, 8, 1024, num_groups=1, num_chosen_groups=1, factor=2.446, first_sparse_layer=1)
+    latent_defaults = Latents(query_dim=0, latent_dim=512, plain_dim=128, rotary_dim=64, value_dim=128)
+
+    def is_interleaved(self, options: JsonOptions) -> bool:
+        return False
+
+    def recurrence(self, options: JsonOptions, num_layers: int) -> Recurrence | None:
+        options.check_supported(_SUPPORTED)
+        linear = options.within("linear_attn_config")
+        heads = linear.count("num_heads", options.count("linear_num_heads", 32))
+        dim = linear.count("head_dim", options.count("linear_head_dim", 128))
+        kernel = linear.count("short_conv_kernel_size", options.count("linear_conv_kernel_dim", 4), most=MAX_KERNEL)
+        layers = recurrent_layers(options, _are_recurrent(linear, num_layers), "linear_attention")
+        if not layers:
+            return None
+        return Recurrence(
+            "delta",
+            layers,
+            kernel,
+            3 * heads * dim,
+            num_key_heads=heads,
+            num_value_heads=heads,
+            key_dim=dim,
+            value_dim=dim,
+            is_per_channel=True,
+        )
+
+
+def _are_recurrent(linear: JsonOptions, num_layers: int) -> list[bool]:
+    """Return whether each layer is recurrent, from lists of their numbers, which count from 1."""
+    attending, recurrent = linear.counts("full_attn_layers", ()), linear.counts("kda_layers", ())
+    if not attending and not recurrent:
+        return [index == 0 or index % 4 != 0 for index in range(num_layers)]
+    if sorted(attending + recurrent) != list(range(1, num_layers + 1)):
+        raise linear.error("kda_layers", f"{list(recurrent)} and full_attn_layers should have each of {num_layers} layers once")
+    return [number in recurrent for number in range(1, num_layers + 1)]
