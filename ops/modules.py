@@ -470,8 +470,8 @@ class DeltaRule(msgspec.Struct):
         S = decay * S + key delta^T                             result = S^T query
 
     Each key head serves num_value_heads / num_key_heads consecutive value heads. With `is_per_channel` each key of a head has
-    its own decay (Kimi Linear 2025). A_log [value heads], then [1, 1, value heads, 1], and dt_bias [value heads] or [value heads
-    * key_dim] are stored under `names`."""
+    its own decay (Kimi Linear 2025). A_log and dt_bias are stored under `names`: one number for each value head, and of dt_bias
+    one for each decay."""
 
     names: tuple[str, str]  # of A_log and dt_bias
     num_key_heads: int

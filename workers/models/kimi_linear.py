@@ -1,5 +1,5 @@
-"""Kimi Linear (Moonshot AI 2025): DeepSeek-V3's decoder in which most layers follow the delta rule, with a decay of each key, in
-place of attention."""
+"""Kimi Linear (Moonshot AI 2025): DeepSeek-V3's decoder in which most layers follow the delta rule in place of attention. Each
+key has a decay of its own."""
 
 from __future__ import annotations
 

@@ -107,8 +107,8 @@ class ModuleSources:
                 return {"rules": partial(self._rules, module)}
             case Convolution():
                 parts = ("weight", "bias") if module.has_bias else ("weight",)
-                names = module.stored_names
-                return {part: partial(self._values, module, [f"{name}.{part}" for name in names]) for part in parts}
+                stored = module.stored_names
+                return {part: partial(self._values, module, [f"{name}.{part}" for name in stored]) for part in parts}
             case DeltaRule() | StateSpaces():
                 named = zip(("A_log", "dt_bias", "D"), module.names, strict=False)
                 return {part: partial(self._values, module, [name]) for part, name in named}

@@ -47,7 +47,13 @@ class KimiLinear(DeepseekV3):
         heads = linear.count("num_heads", options.count("linear_num_heads", 32))
         dim = linear.count("head_dim", options.count("linear_head_dim", 128))
         kernel = linear.count("short_conv_kernel_size", options.count("linear_conv_kernel_dim", 4), most=MAX_KERNEL)
-        layers = recurrent_layers(options, _are_recurrent(linear, num_layers), "linear_attention")
+        attending, recurrent = linear.counts("full_attn_layers", ()), linear.counts("kda_layers", ())
+        are_recurrent = [index % 4 != 0 or index == 0 for index in range(num_layers)]
+        if (attending or recurrent) and options.values.get("layer_types") is None:
+            if sorted(attending + recurrent) != list(range(1, num_layers + 1)):
+                raise linear.error("kda_layers", f"these and full_attn_layers should be the numbers 1 to {num_layers}")
+            are_recurrent = [number in recurrent for number in range(1, num_layers + 1)]
+        layers = recurrent_layers(options, are_recurrent, "linear_attention")
         if not layers:
             return None
         return Recurrence(
@@ -61,13 +67,3 @@ class KimiLinear(DeepseekV3):
             value_dim=dim,
             is_per_channel=True,
         )
-
-
-def _are_recurrent(linear: JsonOptions, num_layers: int) -> list[bool]:
-    """Return whether each layer is recurrent, from lists of their numbers, which count from 1."""
-    attending, recurrent = linear.counts("full_attn_layers", ()), linear.counts("kda_layers", ())
-    if not attending and not recurrent:
-        return [index == 0 or index % 4 != 0 for index in range(num_layers)]
-    if sorted(attending + recurrent) != list(range(1, num_layers + 1)):
-        raise linear.error("kda_layers", f"{list(recurrent)} and full_attn_layers should have each of {num_layers} layers once")
-    return [number in recurrent for number in range(1, num_layers + 1)]

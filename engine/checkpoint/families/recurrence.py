@@ -43,8 +43,8 @@ class Recurrence(msgspec.Struct, frozen=True):
     num_value_heads: int = 0  # a multiple of the key heads: neighbours share one
     key_dim: int = 0  # of a head
     value_dim: int = 0
-    is_per_channel: bool = False  # each key of the delta rule decays at its own rate
     mamba: Mamba | None = None  # of state spaces
+    is_per_channel: bool = False  # each key of the delta rule decays at its own rate
 
     @property
     def keys_width(self) -> int:

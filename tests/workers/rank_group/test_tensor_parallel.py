@@ -177,7 +177,7 @@ def test_odd_shapes_equal_one_rank(num_ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_5", "lfm2", "granitemoehybrid"])
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2", "granitemoehybrid", "kimi_linear"])
 @pytest.mark.parametrize("kinds", [("full_attention", "recurrent"), ("recurrent", "recurrent", "full_attention")])
 def test_recurrent_layers_equal_one_rank(family: str, kinds: tuple[str, ...], tmp_path: Path) -> None:
     """Heads and channels are split, also in a last layer, which keeps only some rows; in every precision, and op by op."""

@@ -167,7 +167,7 @@ KIMI_LINEAR = {
     "linear_attn_config": {
         "full_attn_layers": [4],
         "kda_layers": [1, 2, 3],
-        "num_heads": 3,
+        "num_heads": 4,
         "head_dim": 12,
         "short_conv_kernel_size": 4,
     },

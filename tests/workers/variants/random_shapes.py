@@ -473,7 +473,9 @@ def kimi_linear(draw: Draw) -> Config:
         config |= {"linear_num_heads": heads, "linear_head_dim": dim, "linear_conv_kernel_dim": kernel}
         return config
     kinds = config.pop("layer_types")
-    layers = {kind: [1 + at for at, each in enumerate(kinds) if each == kind] for kind in ("full_attention", "linear_attention")}
+    layers = {
+        kind: [1 + at for at, each in enumerate(kinds) if each == kind] for kind in ("full_attention", "linear_attention")
+    }
     config["linear_attn_config"] = {"num_heads": heads, "head_dim": dim, "short_conv_kernel_size": kernel}
     config["linear_attn_config"] |= {"full_attn_layers": layers["full_attention"], "kda_layers": layers["linear_attention"]}
     return config
