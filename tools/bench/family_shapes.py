@@ -1,6 +1,7 @@
 """Writes a checkpoint with the shape of a published model, some with fewer layers, and random weights, for benchmarks:
 
-python -m tools.bench.family_shapes gemma3-1b|ministral3-3b|gpt-oss-20b|glm4.5-air DIRECTORY [--seed 0]
+python -m tools.bench.family_shapes gemma3-1b|ministral3-3b|gpt-oss-20b|glm4.5-air|qwen3.5-0.8b|lfm2-1.2b \
+    DIRECTORY [--seed 0]
 
 gpt-oss gets random MXFP4 experts in tensors named as in the published checkpoint.
 """
@@ -132,9 +133,71 @@ SHAPES: dict[str, dict[str, Any]] = {
         "use_qk_norm": False,
         "vocab_size": 151_552,
     },
+    "qwen3.5-0.8b": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "attention_bias": False,
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_value_head_dim": 128,
+        "max_position_embeddings": 262_144,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10_000_000.0,
+            "rope_type": "default",
+        },
+        "tie_word_embeddings": True,
+        "vocab_size": 248_320,
+    },
+    "lfm2-1.2b": {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "block_auto_adjust_ff_dim": True,
+        "block_dim": 2048,
+        "block_ff_dim": 12288,  # adjusted: 8192
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+        "block_norm_eps": 1e-5,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "conv_dim": 2048,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "hidden_size": 2048,
+        "max_position_embeddings": 128_000,
+        "norm_eps": 1e-5,
+        "num_attention_heads": 32,
+        "num_heads": 32,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "rope_theta": 1_000_000.0,
+        "tie_embedding": True,
+        "vocab_size": 65_536,
+    },
 }
 
 
+PUBLISHED_NAMES = {
+    "lfm2": {
+        "model.norm.": "model.embedding_norm.",
+        ".o_proj.": ".out_proj.",
+        ".mlp.gate_proj.": ".feed_forward.w1.",
+        ".mlp.down_proj.": ".feed_forward.w2.",
+        ".mlp.up_proj.": ".feed_forward.w3.",
+    }
+}
 MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
 _BLOCK, _FIRST_EXPONENT = 32, 118  # values of a block; of its scale, 2^(exponent - 127)
 
@@ -176,7 +239,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     options = parser.parse_args()
     shape = SHAPES[options.shape]
-    write(options.directory, _SAME | shape, CHAT_TEMPLATE, options.seed)
+    published = PUBLISHED_NAMES.get(shape["model_type"], {})
+    write(options.directory, _SAME | shape, CHAT_TEMPLATE, options.seed, published=published)
     if shape["model_type"] == "gpt_oss":
         pack(options.directory, shape, options.seed)
 

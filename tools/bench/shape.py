@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -80,10 +81,11 @@ def write(
     seed: int,
     special: Sequence[str] = (),
     make_change: Callable[[np.ndarray], Change] = lambda can_be_answered: as_drawn,
+    published: Mapping[str, str] = MappingProxyType({}),
     **files: dict[str, Any],
 ) -> None:
-    """Write a checkpoint. `make_change` maps the tokens that are text by themselves to a change of the tensors. `files`:
-    additional files, by name without .json."""
+    """Write a checkpoint. `make_change` maps the tokens that are text by themselves to a change of the tensors. `published`:
+    what parts of tensors' names are replaced by. `files`: additional files, by name without .json."""
     directory.mkdir(parents=True)
     tokenizer = make_tokenizer(special)
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -98,7 +100,10 @@ def write(
     model_config = ModelConfig.read(directory)
     shapes = declare_model(model_config)[1].shapes()
     with (directory / "model.safetensors").open("xb") as file:
-        file.write(header_of(((name, "BF16", shape) for name, shape in shapes.items()), {"format": "pt"}))
+        names = {name: name for name in shapes}
+        for own, other in published.items():
+            names = {name: kept.replace(own, other) for name, kept in names.items()}
+        file.write(header_of(((names[name], "BF16", shape) for name, shape in shapes.items()), {"format": "pt"}))
         can_be_answered = is_text(tokenizer, model_config.vocab_size)
         for _, bits in tensors(model_config, seed, can_be_answered, make_change(can_be_answered)):
             file.write(bits.tobytes())
