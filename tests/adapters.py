@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,14 @@ def write_adapter(
     generator = np.random.default_rng(seed)
     ranks, targets = config.get("rank_pattern", {}), tuple(targets)
     tensors: dict[str, np.ndarray] = {}
-    for module in AdapterLayout.of(ModelConfig.read(model), 1, 512).modules:
-        last = module.name.rpartition(".")[2]
+    for name, num_inputs, num_outputs in linears_of(AdapterLayout.of(ModelConfig.read(model), 1, 512)):
+        last = name.rpartition(".")[2]
         if last not in targets:
             continue
         own = ranks.get(last, rank)
-        for part, shape in (("A", (own, module.num_inputs)), ("B", (module.num_outputs, own))):
+        for part, shape in (("A", (own, num_inputs)), ("B", (num_outputs, own))):
             values = generator.standard_normal(shape, np.float32) * np.float32((size / own) ** 0.5)
-            tensors[f"base_model.model.{module.name}.lora_{part}.weight"] = values
+            tensors[f"base_model.model.{name}.lora_{part}.weight"] = values
     for name, change in (changes or {}).items():
         tensors.pop(name, None)
         if change is not None:
@@ -55,6 +55,18 @@ def write_adapter(
     (directory / "adapter_config.json").write_text(json.dumps(values))
     write_safetensors(directory / "adapter_model.safetensors", tensors)
     return directory
+
+
+def linears_of(layout: AdapterLayout) -> Iterator[tuple[str, int, int]]:
+    """Yield name, inputs and outputs of the linears as checkpoints have them: parts of a joined one only once."""
+    joined = {f"{each.module}.{part}": each for each in layout.joined for part in each.part_names}
+    for module in layout.modules:
+        *prefix, place, last = module.name.split(".")
+        own = joined.get(f"{place}.{last}")
+        if own is None:
+            yield module.name, module.num_inputs, module.num_outputs
+        elif last == own.part_names[0]:
+            yield ".".join([*prefix, place, own.name]), module.num_inputs, own.num_rows
 
 
 def merge(directory: Path, model: Path, adapter: Path, scale: float = 2.0) -> Path:

@@ -81,12 +81,17 @@ def write_checkpoint(path: Path, config: dict[str, Any]) -> ModelConfig:
     tensors = drawn_tensors(model)
     if model.architecture == "gpt_oss":
         tensors = to_gpt_oss_layout(tensors, is_packed=model.quantization is not None)
+    write_safetensors(path / "model.safetensors", with_joined(tensors, model, config), metadata={"format": "pt"})
+    return model
+
+
+def with_joined(tensors: dict[str, np.ndarray], model: ModelConfig, config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the tensors with the projections that the family's checkpoints store as one."""
     if FAMILIES[model.architecture].has_query_gate:
         tensors = to_joined_layout(tensors, config)
     if model.recurrence is not None and model.recurrence.mamba is not None:
         tensors = to_mamba_layout(tensors)
-    write_safetensors(path / "model.safetensors", tensors, metadata={"format": "pt"})
-    return model
+    return tensors
 
 
 def to_joined_layout(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -48,10 +48,14 @@ def test_adapter_of_other_mlps_equals_merged_weights(config: dict[str, Any], tmp
 
 
 @pytest.mark.parametrize(
-    "name", ["phi3", "glm4", "gemma4_text", "deepseek_v2", "glm4_moe_lite", "qwen2_moe", "llama4_text", "granitemoeshared"]
+    "name",
+    [
+        *("phi3", "glm4", "gemma4_text", "deepseek_v2", "glm4_moe_lite", "qwen2_moe", "llama4_text", "granitemoeshared"),
+        *("qwen3_next", "lfm2", "granitemoehybrid"),
+    ],
 )
 def test_adapter_of_every_linear_equals_merged_weights(name: str, tmp_path: Path) -> None:
-    """Fused projections, layers of several sizes, latent attention, and MLPs beside experts."""
+    """Fused projections, layers of several sizes, latent attention, MLPs beside experts, and recurrent layers."""
     check_features.adapter(check_features.configs()[name], tmp_path)
 
 

@@ -53,7 +53,7 @@ class MambaMixer:
     def store(self, ops: OpTable, inputs: Inputs, h: Tensor, cache: RecurrentCache) -> tuple[Tensor, Tensor]:
         """Return results of the recurrence, and a tensor that begins with the gates."""
         states = cache.places, cache.states
-        projected, steps = linear(ops, inputs, h, self.projection), ops.linear(h, self.steps)
+        projected, steps = linear(ops, inputs, h, self.projection), linear(ops, inputs, h, self.steps)
         x = ops.convolve(inputs, projected, self.convolution, *states)
         if self.options.activation != "silu":
             x = ops.activate(x, self.options.activation)

@@ -39,7 +39,7 @@ class DeltaLayer:
 
     def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: RecurrentCache) -> tuple[Tensor, ...]:
         states = cache.places, cache.states
-        projected, rates = linear(ops, inputs, h, self.projection), ops.linear(h, self.rates)
+        projected, rates = linear(ops, inputs, h, self.projection), linear(ops, inputs, h, self.rates)
         x = ops.convolve(inputs, projected, self.convolution, *states)
         return ops.delta_rule(inputs, x, rates, rates, self.rule, *states), projected
 

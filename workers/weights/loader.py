@@ -132,7 +132,8 @@ def load_weights(
         ops.pack(rotary, sources, Memory())
     mixtures = [mixture for mixture in weights.mixtures if not mixture.is_local]
     routers = [router.linear for router in weights.routers if not router.weight_name]
-    return LoadResult(mixtures, loading.num_bytes, outcome, found, weights.linears, routers, weights.mixtures, loading.packed)
+    linears = [*weights.linears, *weights.exact_linears]
+    return LoadResult(mixtures, loading.num_bytes, outcome, found, linears, routers, weights.mixtures, loading.packed)
 
 
 def _shape(config: ModelConfig, weights: Weights) -> str:

@@ -25,6 +25,8 @@ import msgspec
 
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.families.family import Latents
+from engine.checkpoint.families.recurrence import Recurrence
+from engine.checkpoint.joined_projections import JoinedProjection, joined_projections
 from engine.checkpoint.model_config import ModelConfig
 
 LINE = 16  # float32 values of a cache line: ranks, and outputs, that are computed side by side
@@ -78,6 +80,7 @@ class AdapterLayout(msgspec.Struct, frozen=True):
     slot_floats: int
     dense_floats: int  # of these, before the experts
     stack: StackShape | None = None  # of the experts
+    joined: tuple[JoinedProjection, ...] = ()  # linears that an adapter's file has as one
 
     @staticmethod
     def of(config: ModelConfig, num_slots: int, max_rank: int) -> AdapterLayout:
@@ -90,7 +93,9 @@ class AdapterLayout(msgspec.Struct, frozen=True):
                 at = end_of_a + whole_lines(num_outputs) * room
             at = _whole_pages(4 * at) // 4
             ends.append(at)
-        return AdapterLayout(tuple(modules), num_slots, max_rank, at, ends[0], StackShape.of(config))
+        return AdapterLayout(
+            tuple(modules), num_slots, max_rank, at, ends[0], StackShape.of(config), joined_projections(config)
+        )
 
     @property
     def table_bytes(self) -> int:
@@ -108,8 +113,8 @@ class AdapterLayout(msgspec.Struct, frozen=True):
 
 def why_not_adaptable(config: ModelConfig) -> str:
     """Return why a model cannot have adapters; empty if it can."""
-    if config.recurrence is not None:
-        return "they have recurrent layers"
+    if config.recurrence is not None and not FAMILIES[config.architecture].recurrent_module:
+        return "they have recurrent layers of another kind than those that can be adapted"
     return "they are encoders" if config.position_tables is not None else ""
 
 
@@ -122,15 +127,36 @@ def _whole_pages(num_bytes: int) -> int:
 
 
 def _linears(config: ModelConfig) -> list[tuple[str, int, int]]:
-    """Return name, inputs and outputs of each linear but those of experts, layer by layer: attention, the MLP or that beside
-    experts, and the router."""
+    """Return name, inputs and outputs of each linear but those of experts, layer by layer: attention or what is in its place,
+    the MLP or that beside experts, and the router."""
     if why_not_adaptable(config):
         return []
     return [
         (f"model.layers.{layer}.{name}", num_inputs, num_outputs)
         for layer in range(config.num_layers)
-        for name, num_inputs, num_outputs in (*_of_attention(config, layer), *_of_mlp(config, layer))
+        for name, num_inputs, num_outputs in (*_before_mlp(config, layer), *_of_mlp(config, layer))
     ]
+
+
+def _before_mlp(config: ModelConfig, layer: int) -> Iterator[tuple[str, int, int]]:
+    if config.attention_layers is None or layer in config.attention_layers:
+        yield from _of_attention(config, layer)
+    if config.recurrence is not None and layer in config.recurrence.layers:
+        module = FAMILIES[config.architecture].recurrent_module
+        for name, num_inputs, num_outputs in _of_recurrence(config.recurrence, config.hidden_size):
+            yield f"{module}.{name}", num_inputs, num_outputs
+
+
+def _of_recurrence(sizes: Recurrence, hidden: int) -> list[tuple[str, int, int]]:
+    channels, width, heads = sizes.channels, sizes.values_width, sizes.num_value_heads
+    if sizes.kind == "convolution":
+        return [("in_proj", hidden, 3 * channels), ("out_proj", channels, hidden)]
+    if sizes.kind == "state spaces":
+        inputs = [("in_proj", hidden, width + channels), ("dt_proj", hidden, heads)]
+    else:
+        inputs = [("in_proj_qkv", hidden, channels), ("in_proj_z", hidden, width)]
+        inputs += [("in_proj_b", hidden, heads), ("in_proj_a", hidden, heads)]
+    return [*inputs, ("out_proj", width, hidden)]
 
 
 def _of_attention(config: ModelConfig, layer: int) -> list[tuple[str, int, int]]:
@@ -143,6 +169,8 @@ def _of_attention(config: ModelConfig, layer: int) -> list[tuple[str, int, int]]
     if "qkv_proj" in FAMILIES[config.architecture].fused_names:
         return [("self_attn.qkv_proj", hidden, queries + 2 * keys), output]
     found = [("self_attn.q_proj", hidden, queries)]
+    if FAMILIES[config.architecture].has_query_gate:
+        found.append(("self_attn.gate_proj", hidden, queries))
     if sizes.source == layer:
         found.append(("self_attn.k_proj", hidden, keys))
         found += [("self_attn.v_proj", hidden, keys)] if sizes.has_value_weights else []
@@ -162,7 +190,7 @@ def _of_latents(latents: Latents, hidden: int, heads: int) -> list[tuple[str, in
 def _of_mlp(config: ModelConfig, layer: int) -> list[tuple[str, int, int]]:
     family, hidden, inner = FAMILIES[config.architecture], config.hidden_size, config.layer_shape(layer).intermediate_size
     sparse = [experts for experts in (config.experts, config.vision_experts) if experts and layer in experts.sparse_layers]
-    prefix = "mlp"
+    prefix = family.mlp_name
     if sparse and not family.has_mlp_beside_experts:
         prefix, inner = "mlp.shared_experts", sparse[0].shared_intermediate_size
     *first, last = family.plain_mlp_names or ("gate_proj", "up_proj", "down_proj")

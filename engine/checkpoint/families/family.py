@@ -123,6 +123,8 @@ class Family:
     has_value_norm: bool = False  # each value head is normalized, too, without a weight
     has_wide_norm: bool = False  # all queries of a token are normalized as one before they are rotated, and so are all keys
     has_query_gate: bool = False  # attention's outputs are multiplied by sigmoids that are projected with the queries
+    recurrent_module: str = ""  # with the linears of a recurrent layer, if adapters may change these
+    has_joined_inputs: bool = False  # recurrent layers are stored with the parts of each head side by side
     has_sinks: bool = False  # each query head has a learned score that takes part in the softmax, without a value
     fused_names: tuple[str, ...] = ()  # of "qkv_proj" and "gate_up_proj", those that are stored as one tensor
     unused_tensors: str = ""  # pattern of stored tensors that are not read; empty: none

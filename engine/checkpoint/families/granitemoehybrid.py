@@ -24,6 +24,7 @@ class GraniteMoeHybrid(GraniteMoeShared):
     model = "workers.models.mamba2:Mamba2"
     mlp_width_name = "shared_intermediate_size"
     mlp_name = "mlp.shared_experts"
+    recurrent_module = "mamba"
     other_option_names = MappingProxyType({"layers_block_type": "layer_types"})
     harmless_options = frozenset(("mamba_chunk_size", "init_method"))
 

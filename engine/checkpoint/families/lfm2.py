@@ -32,6 +32,7 @@ class Lfm2(Family):
     mlp_width_name = "adjusted_intermediate_size"
     norm_names = NormNames(input="operator_norm", inner="ffn_norm")
     has_head_norm = True
+    recurrent_module = "conv"
     head_norm_names = ("q_layernorm", "k_layernorm")
     other_option_names = MappingProxyType({"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"})
     harmless_options = frozenset(

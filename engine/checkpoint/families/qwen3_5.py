@@ -21,6 +21,7 @@ class Qwen3_5(Qwen3Next):
     has_tiled_heads_in_gguf = True
     class_names: tuple[str, ...] = ("Qwen3_5ForCausalLM",)
     num_kv_heads = 4
+    has_joined_inputs = False
     harmless_options = frozenset(("mrope_section", "mrope_interleaved"))  # without pictures, all three positions are equal
     unused_tensors = r"^(model\.)?visual\."
 

@@ -42,6 +42,8 @@ class Qwen3Next(Family):
     head_dim = 256
     has_head_norm = True
     has_query_gate = True
+    recurrent_module = "linear_attn"
+    has_joined_inputs = True
     has_partial_rotary = True
     partial_rotary_factor = 0.25
     draft_names = QWEN3

@@ -27,11 +27,11 @@ from engine.checkpoint.adapters.layout import AdapterLayout
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import TokamakError
-from tests.adapters import answer, merge, write_adapter
+from tests.adapters import answer, linears_of, merge, write_adapter
 from tests.e2e.engine_process import EngineProcess
 from tests.paths import GOLDEN
 from tests.workers import variants
-from tests.workers.checkpoints import drawn_tensors, to_gpt_oss_layout, write_checkpoint, write_safetensors
+from tests.workers.checkpoints import drawn_tensors, to_gpt_oss_layout, with_joined, write_checkpoint, write_safetensors
 from tests.workers.mtp import drafting, write_with_layers
 from tests.workers.rank_group.serving import serve, serve_all
 from tests.workers.rank_group.test_expert_parallel import answers_of, placements_of
@@ -78,7 +78,7 @@ def configs() -> dict[str, dict[str, Any]]:
             found.setdefault(config["model_type"], config)
     sized = {}
     for name, config in found.items():
-        sizes = SIZES | {key: value for key, value in OTHER_SIZES.items() if key in config}
+        sizes = {key: value for key, value in (SIZES | OTHER_SIZES).items() if key in config}
         sized[name] = {**config, **sizes, "num_attention_heads": 4}
         sized[name]["num_key_value_heads"] = 4 if "kv_lora_rank" in config else 2
         if "vocab_size_per_layer_input" in config:
@@ -88,7 +88,7 @@ def configs() -> dict[str, dict[str, Any]]:
 
 def random_adapter(folder: Path, model: ModelConfig, place: Path) -> Path:
     """Write an adapter of every linear of the checkpoint at `place` that may have one."""
-    targets = {module.name.rpartition(".")[2] for module in AdapterLayout.of(model, 1, 8).modules}
+    targets = {name.rpartition(".")[2] for name, _, _ in linears_of(AdapterLayout.of(model, 1, 8))}
     return write_adapter(folder / "adapter", place, targets=targets, size=0.02)
 
 
@@ -106,7 +106,7 @@ def adapter(config: dict[str, Any], folder: Path) -> None:
 
 def quantized(name: str, config: dict[str, Any], folder: Path) -> None:
     model = write_checkpoint(folder / "plain", config)
-    tensors = drawn_tensors(model)
+    tensors = with_joined(drawn_tensors(model), model, config)
     (folder / "quantized").mkdir()
     worth = write_quantized(folder / "quantized", config, tensors, QUANTIZED[name]())
     assert any((worth[each] != tensors[each]).any() for each in tensors if ".mlp." in each), "the MLP is not quantized"

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,10 +29,13 @@ import numpy as np
 from engine.checkpoint.adapters.config import CONFIG_NAME, AdapterConfig
 from engine.checkpoint.adapters.layout import AdaptedModule, AdapterLayout, whole_lines
 from engine.checkpoint.files import MappedFile, open_file
+from engine.checkpoint.joined_projections import JoinedProjection
 from engine.errors import CheckpointError
 from shm.sizes import size_text
 from workers.extensions.adapters.expert_stacks import ExpertStack, is_stack, is_swapped, matrices_of, stacks_of
 from workers.weights.formats.floats import is_finite
+from workers.weights.formats.joined_projections import parts_of
+from workers.weights.formats.rows import Rows
 from workers.weights.reader import plain
 from workers.weights.safetensors import FLOATS, SafetensorsFile, StoredTensor
 
@@ -68,6 +72,14 @@ class AdaptedLinear(msgspec.Struct, frozen=True):
         return len(self.a)
 
 
+class _Pair(NamedTuple):
+    """Tensors A and B of a linear, under its name in the adapter's file. `rows`: of B that are the linear's; None: all."""
+
+    name: str
+    tensors: Mapping[str, StoredTensor]
+    rows: Rows | None = None
+
+
 class AdapterFiles:
     """The adapter in `directory`, checked except for its numbers. Raises CheckpointError. `available_bytes`: memory for a copy
     of its file."""
@@ -81,6 +93,7 @@ class AdapterFiles:
         self._path = directory / TENSORS_NAME
         self._file = SafetensorsFile(self._path, self._copied())
         self._modules = {module.name: module for module in layout.modules}
+        self._joined = {f"{each.module}.{each.name}": each for each in layout.joined}
         self._stacks: dict[str, ExpertStack] = {}  # by the plain name of the parameter
         self._is_swapped = False
         self._pairs = self._matched()
@@ -90,7 +103,9 @@ class AdapterFiles:
         layer, of_stacks = "", dict[str, tuple[np.ndarray, np.ndarray]]()
         for module in self._layout.modules:
             if module.name in self._pairs:
-                yield AdaptedLinear(module, *self._read(*self._pairs[module.name]))
+                name, pair, rows = self._pairs[module.name]
+                a, b = self._read(name, pair)
+                yield AdaptedLinear(module, a, b if rows is None else np.ascontiguousarray(b[rows]))
             elif self._stacks and (match := _EXPERT.match(module.name)):
                 if match[0] != layer:
                     layer, of_stacks = match[0], self._read_stacks(match[0])
@@ -103,7 +118,7 @@ class AdapterFiles:
         for module in self._layout.modules:
             match = _EXPERT.match(module.name)
             stack = self._stacks.get(f"{match[0]}{_PARAMETERS[module.name.rpartition('.')[2]]}") if match else None
-            name = stack.name if stack else self._pairs[module.name][0] if match and module.name in self._pairs else ""
+            name = stack.name if stack else self._pairs[module.name].name if match and module.name in self._pairs else ""
             if name:
                 rank = self._config.rank_of(name)
                 num_floats += module.num_inputs * whole_lines(rank) + whole_lines(module.num_outputs) * rank
@@ -170,15 +185,16 @@ class AdapterFiles:
                 "(merge_and_unload of PEFT)"
             )
 
-    def _matched(self) -> dict[str, tuple[str, dict[str, StoredTensor]]]:
-        """Return for each module the adapter's name and its two tensors, checked."""
+    def _matched(self) -> dict[str, _Pair]:
+        """Return the tensors of each module, checked."""
         pairs: dict[str, tuple[str, dict[str, StoredTensor]]] = {}
         strange: list[str] = []
         doubles: list[str] = []
         for key, tensor in self._file.tensors.items():
             match = _KEY.fullmatch(key)
             name = _plain(match["module"]) if match else ""
-            if match is None or not (name in self._modules or (self._layout.stack and is_stack(name))):
+            is_known = name in self._modules or self._joined_at(name) is not None
+            if match is None or not (is_known or (self._layout.stack and is_stack(name))):
                 strange.append(key)
                 continue
             pair = pairs.setdefault(name, (match["module"], {}))[1]
@@ -194,17 +210,32 @@ class AdapterFiles:
             raise CheckpointError(f"{self._path} has no tensors of an adapter")
         for name, (_, pair) in pairs.items():
             self._check_pair(name, pair)
-        self._find_stacks({name: found for name, found in pairs.items() if name not in self._modules})
-        linears = {name: found for name, found in pairs.items() if name in self._modules}
-        for name, found in linears.items():
-            self._check(self._modules[name], *found)
+        stacks, linears = dict[str, tuple[str, dict[str, StoredTensor]]](), dict[str, _Pair]()
+        for name, (spelled, pair) in pairs.items():
+            joined = self._joined_at(name)
+            if joined is not None:
+                parts = [(f"{name.removesuffix(joined.name)}{part}", rows) for part, rows in parts_of(joined)]
+                self._check(spelled, pair, self._modules[parts[0][0]].num_inputs, joined.num_rows)
+                linears |= {part: _Pair(spelled, pair, rows) for part, rows in parts}
+            elif name in self._modules:
+                self._check(spelled, pair, self._modules[name].num_inputs, self._modules[name].num_outputs)
+                linears[name] = _Pair(spelled, pair)
+            else:
+                stacks[name] = spelled, pair
+        self._find_stacks(stacks)
         self._check_complete(linears)
         self._check_parameters(linears)
         return linears
 
-    def _check_parameters(self, linears: Mapping[str, tuple[str, object]]) -> None:
+    def _joined_at(self, name: str) -> JoinedProjection | None:
+        """Return what the linear `name` of an adapter's file is split into; None: nothing."""
+        prefix, module, last = ["", "", *name.rsplit(".", 2)][-3:]
+        joined = self._joined.get(f"{module}.{last}")
+        return joined if joined and f"{prefix}.{module}.{joined.part_names[0]}" in self._modules else None
+
+    def _check_parameters(self, linears: Mapping[str, _Pair]) -> None:
         """Check that the adapter has tensors of all parameters that it names."""
-        found = [stack.name for stack in self._stacks.values()] + [f"{spelled}.weight" for spelled, _ in linears.values()]
+        found = [stack.name for stack in self._stacks.values()] + [f"{pair.name}.weight" for pair in linears.values()]
         for parameter in sorted(self._config.parameters):
             if not any(f".{name}".endswith(f".{parameter}") for name in found):
                 raise CheckpointError(
@@ -243,6 +274,14 @@ class AdapterFiles:
             return "belongs to the embedding or the head, which cannot be adapted"
         return "matches no linear layer of the model that can be adapted (q, k, v, o, gate, up, down)"
 
+    def _stored_name(self, name: str) -> str:
+        """Return the name that a linear of the model has in files, or what it is a part of."""
+        for joined in self._layout.joined:
+            for part in joined.part_names:
+                if name.endswith(f".{joined.module}.{part}"):
+                    return name.removesuffix(part) + joined.name
+        return name
+
     def _check_pair(self, name: str, pair: Mapping[str, StoredTensor]) -> None:
         for part in "AB":
             if part not in pair:
@@ -250,10 +289,10 @@ class AdapterFiles:
             if pair[part].dtype not in FLOATS or pair[part].dtype == "U16":
                 raise CheckpointError(f"{self._path}: {pair[part].name} has dtype {pair[part].dtype}, expected floats")
 
-    def _check(self, module: AdaptedModule, name: str, pair: Mapping[str, StoredTensor]) -> None:
+    def _check(self, name: str, pair: Mapping[str, StoredTensor], num_inputs: int, num_outputs: int) -> None:
         if not self._config.may_have(name):
             raise CheckpointError(f"{self._path}: {name} is not in the target_modules of {CONFIG_NAME}")
-        self._check_rank(name, pair, module.num_inputs, module.num_outputs)
+        self._check_rank(name, pair, num_inputs, num_outputs)
 
     def _check_rank(
         self, name: str, pair: Mapping[str, StoredTensor], num_inputs: int, num_outputs: int, num_experts: int = 1
@@ -271,9 +310,9 @@ class AdapterFiles:
                     f"has {num_inputs} inputs and {num_outputs} outputs there{experts}, and the rank in {CONFIG_NAME} is {rank}"
                 )
 
-    def _check_complete(self, pairs: Mapping[str, tuple[str, object]]) -> None:
+    def _check_complete(self, pairs: Mapping[str, _Pair]) -> None:
         """Check that everything adapted according to the config exists, under the names that the files use."""
-        spellings = {_NUMBER.sub("0", name): spelled for name, (spelled, _) in pairs.items()}
+        spellings = {_NUMBER.sub("0", name): pair.name for name, pair in pairs.items()}
         spellings |= {_NUMBER.sub("0", stack.plain_name): stack.name for stack in self._stacks.values()}
         some = next(iter(spellings.values()))
         beginning, kinds = some[: some.index("layers.")], {_kind_of(name) for name in pairs}
@@ -281,7 +320,8 @@ class AdapterFiles:
             kind = _kind_of(module.name)
             if module.name in pairs or (kind and kind not in kinds):
                 continue
-            spelled = spellings.get(_NUMBER.sub("0", module.name), beginning + module.name.removeprefix("model."))
+            stored = self._stored_name(module.name).removeprefix("model.")
+            spelled = spellings.get(_NUMBER.sub("0", module.name), beginning + stored)
             name = _with_numbers(spelled, module.name)
             if self._config.must_have(name) or self._config.has_parameter(f"{name}.weight"):
                 raise CheckpointError(f"{self._path}: {name} is adapted according to {CONFIG_NAME}, but has no tensors")

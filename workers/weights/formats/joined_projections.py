@@ -1,80 +1,45 @@
-"""Projections that are stored as one tensor and split by rows: queries and their gates, and those of recurrent layers.
-
-    self_attn.q_proj          of each head the query, then the gate
-    linear_attn.in_proj_qkvz  of each key head the query, the key, its value heads, their gates
-    linear_attn.in_proj_ba    of each key head the rates of its value heads, then their decays
-    mamba.in_proj, mixer.in_proj
-                              gates, inputs of the convolution, then the time step of each head, which becomes dt_proj
-
-Called by the reader.
-"""
+"""Splits projections that are stored as one tensor (`engine/checkpoint/joined_projections.py`). Called by the reader."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from engine.checkpoint.families import FAMILIES
+from engine.checkpoint.joined_projections import JoinedProjection, joined_projections
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
 from workers.weights.formats.rows import Rows, rows_of
 from workers.weights.formats.tensor import Tensor
 
-_JOINED = re.compile(r"(.+\.(?:self_attn|linear_attn))\.(q_proj|in_proj_qkvz|in_proj_ba)\.(weight|bias)")
-_MAMBA = re.compile(r"(.+\.(?:mamba|mixer))\.(in_proj)\.(weight|bias)")
+
+def parts_of(joined: JoinedProjection) -> Iterator[tuple[str, Rows]]:
+    """Yield the name and the rows of each part."""
+    ends = np.cumsum(joined.widths).tolist()
+    pieces = list(zip(ends, joined.widths, joined.part_numbers, strict=True))
+    for number, name in enumerate(joined.part_names):
+        spans = [slice(end - width, end) for end, width, part in pieces if part == number]
+        if joined.count == 1:
+            yield name, slice(spans[0].start, spans[-1].stop)
+        else:
+            runs = np.arange(joined.num_rows).reshape(joined.count, -1)
+            yield name, np.concatenate([runs[:, span].ravel() for span in spans])
 
 
 def split_projections(tensors: Mapping[str, Tensor], config: ModelConfig) -> Mapping[str, Tensor]:
-    """Return `tensors` with separate queries and gates, and the projections of recurrent layers under Qwen3.5's names. Raises
-    CheckpointError."""
-    has_mamba = config.recurrence is not None and config.recurrence.mamba is not None
-    if not has_mamba and not FAMILIES[config.architecture].has_query_gate:
+    """Return `tensors` with the parts of joined projections in their place. Raises CheckpointError."""
+    joined = {(each.module, each.name): each for each in joined_projections(config)}
+    if not joined:
         return tensors
-    pattern = _MAMBA if has_mamba else _JOINED
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        match = pattern.fullmatch(name)
-        if match is None:
+        *place, module, projection, kind = ["", "", *name.split(".")]
+        own = joined.get((module, projection)) if kind in ("weight", "bias") else None
+        if own is None:
             found[name] = tensor
             continue
-        for part, rows in _parts(match[2], name, tensor.shape[0], config):
-            found[f"{match[1]}.{part}.{match[3]}"] = rows_of(tensor, rows)
+        if tensor.shape[0] != own.num_rows:
+            raise CheckpointError(f"{name} has {tensor.shape[0]} rows, expected {own.num_rows}")
+        for part, rows in parts_of(own):
+            found[".".join([*place[2:], module, part, kind])] = rows_of(tensor, rows)
     return found
-
-
-def _parts(kind: str, name: str, num_rows: int, config: ModelConfig) -> Iterator[tuple[str, Rows]]:
-    """Yield the name and the rows of each projection."""
-    if kind == "q_proj":
-        queries, gates = _columns(name, num_rows, config.num_attention_heads, (config.head_dim, config.head_dim))
-        yield "q_proj", queries
-        yield "gate_proj", gates
-        return
-    sizes = config.recurrence
-    if sizes is None:
-        raise CheckpointError(f"{name} belongs to a recurrent layer, but config.json has none")
-    if kind == "in_proj":
-        num_steps = sizes.num_value_heads
-        yield "in_proj", slice(0, num_rows - num_steps)
-        yield "dt_proj", slice(num_rows - num_steps, num_rows)
-        return
-    shared = sizes.num_value_heads // sizes.num_key_heads
-    if kind == "in_proj_ba":
-        rates, decays = _columns(name, num_rows, sizes.num_key_heads, (shared, shared))
-        yield "in_proj_b", rates
-        yield "in_proj_a", decays
-        return
-    width = shared * sizes.value_dim
-    parts = _columns(name, num_rows, sizes.num_key_heads, (sizes.key_dim, sizes.key_dim, width, width))
-    yield "in_proj_qkv", np.concatenate(parts[:3])
-    yield "in_proj_z", parts[3]
-
-
-def _columns(name: str, num_rows: int, count: int, widths: Sequence[int]) -> list[np.ndarray]:
-    """Return the rows of each part of `count` runs of rows that consist of parts with these widths."""
-    if num_rows != count * sum(widths):
-        raise CheckpointError(f"{name} has {num_rows} rows, expected {count * sum(widths)}")
-    runs = np.arange(num_rows).reshape(count, -1)
-    ends = np.cumsum(widths).tolist()
-    return [runs[:, end - width : end].ravel() for width, end in zip(widths, ends, strict=True)]

@@ -19,7 +19,8 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
 from tests.adapters import TARGETS, write_adapter
 from tests.paths import GOLDEN
-from tests.workers.checkpoints import write_safetensors
+from tests.workers.checkpoints import write_config, write_safetensors
+from tests.workers.variants import check_features
 from workers.extensions.adapters.reader import AdapterFiles
 from workers.weights.safetensors import SafetensorsFile
 
@@ -291,6 +292,36 @@ def test_file_larger_than_the_memory_is_refused(tmp_path: Path) -> None:
     assert list(AdapterFiles(adapter, LAYOUT, size).linears())
     with pytest.raises(CheckpointError, match=r"has .* KiB, which are read into memory, but .* are available; unload"):
         AdapterFiles(adapter, LAYOUT, size - 1)
+
+
+def test_joined_projections_are_read_by_their_parts(tmp_path: Path) -> None:
+    """Queries and their gates are one linear in files, and the gates of MLPs another one."""
+    write_config(tmp_path, check_features.configs()["qwen3_next"])
+    layout = AdapterLayout.of(ModelConfig.read(tmp_path), 1, 16)
+    model = "model.layers.3.self_attn"
+
+    def found_in(adapter: Path) -> dict[str, np.ndarray]:
+        return {each.module.name: each.b for each in AdapterFiles(adapter, layout).linears()}
+
+    adapter = write_adapter(tmp_path / "queries", tmp_path, targets=("q_proj", "in_proj_qkvz", "in_proj_ba"))
+    parts, whole = found_in(adapter), 2 * tensors_of(adapter)[f"base_model.model.{model}.q_proj.lora_B.weight"]
+    by_head = whole.reshape(4, 2, 16, -1)
+    np.testing.assert_array_equal(parts[f"{model}.q_proj"], by_head[:, 0].reshape(64, -1))
+    np.testing.assert_array_equal(parts[f"{model}.gate_proj"], by_head[:, 1].reshape(64, -1))
+    assert {f"in_proj_{part}" for part in ("qkv", "z", "b", "a")} < {name.rpartition(".")[2] for name in parts}
+
+    of_mlp = found_in(write_adapter(tmp_path / "gates", tmp_path, targets=("gate_proj",)))
+    assert of_mlp
+    assert all(".mlp." in name for name in of_mlp)
+
+    missing = {"base_model.model.model.layers.0.linear_attn.in_proj_ba.lora_A.weight": None}
+    lacking = write_adapter(tmp_path / "lacking", tmp_path, targets=("in_proj_ba",), changes=missing)
+    with pytest.raises(CheckpointError, match=r"layers\.0\.linear_attn\.in_proj_ba has no lora_A"):
+        found_in(lacking)
+    missing |= {"base_model.model.model.layers.0.linear_attn.in_proj_ba.lora_B.weight": None}
+    lacking = write_adapter(tmp_path / "lacking", tmp_path, targets=("in_proj_ba",), changes=missing)
+    with pytest.raises(CheckpointError, match=r"layers\.0\.linear_attn\.in_proj_ba is adapted according to"):
+        found_in(lacking)
 
 
 def test_layouts_of_models_with_experts() -> None:
