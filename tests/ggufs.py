@@ -13,7 +13,16 @@ import gguf
 import numpy as np
 from tokenizers import Tokenizer
 
-from tests.ggufs_recurrent import DELTA, DELTA_PARTS, LFM2_PARTS, add_shape, delta_tensors, draft_layers
+from tests.ggufs_recurrent import (
+    DELTA,
+    DELTA_PARTS,
+    LFM2_PARTS,
+    MAMBA_PARTS,
+    add_shape,
+    delta_tensors,
+    draft_layers,
+    mamba_tensors,
+)
 from workers.weights.safetensors import SafetensorsFile
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -79,9 +88,10 @@ _SPECIAL_PARTS = {
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
     **dict.fromkeys(DELTA, DELTA_PARTS),
     **dict.fromkeys(("lfm2", "lfm2_moe"), LFM2_PARTS),
+    "granitemoehybrid": MAMBA_PARTS,
 }
 _WITH_LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
-_PERMUTED = ("llama", "mixtral", "granite", "granitemoeshared", "ministral3", "smollm3")
+_PERMUTED = ("llama", "mixtral", "granite", "granitemoeshared", "granitemoehybrid", "ministral3", "smollm3")
 _ARCHITECTURES = {
     "mixtral": "llama",
     "glm4_moe": "glm4moe",
@@ -107,6 +117,7 @@ _ARCHITECTURES = {
     "cohere": "command-r",
     "hunyuan_v1_dense": "hunyuan-dense",
     "granitemoeshared": "granitemoe",
+    "granitemoehybrid": "granitehybrid",
     "ministral3": "mistral3",
     "ernie4_5_moe": "ernie4_5-moe",
     "deepseek_v2": "deepseek2",
@@ -129,6 +140,7 @@ _OUTER = {
     "model.per_layer_model_projection": "per_layer_model_proj",
     "model.per_layer_projection_norm": "per_layer_proj_norm",
 }
+_RATES = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
 _SCALES = {"router.scale.weight": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}  # Gemma 4
 
 
@@ -140,8 +152,8 @@ def gguf_name(name: str, model_type: str = "") -> str:
             return name.replace(outer, short)
     if name.endswith((".e_score_correction_bias", ".expert_bias")):
         return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
-    if name.endswith((".A_log", ".dt_bias")):
-        return f"blk.{name.split('.')[2]}.{'ssm_a' if name.endswith('A_log') else 'ssm_dt.bias'}"
+    if (last := name.rpartition(".")[2]) in _RATES:
+        return f"blk.{name.split('.')[2]}.{_RATES[last]}"
     _, _, layer, *part, suffix = name.split(".")
     if (scale := ".".join([*part, suffix])) in _SCALES:
         return f"blk.{layer}.{_SCALES[scale]}"
@@ -178,6 +190,8 @@ def write_gguf(path: Path, source: Path, encode: Encode, tensors_per_part: int =
     together = _experts_together(tensors | draft_layers(tensors_of(source), config))
     if config["model_type"] in DELTA:
         together = delta_tensors(together, config)
+    if config["model_type"] == "granitemoehybrid":
+        together = mamba_tensors(together, config)
     if config["model_type"].startswith("lfm2"):
         together = {
             name: tensor.squeeze(1) if name.endswith("conv.conv.weight") else tensor for name, tensor in together.items()
@@ -250,7 +264,7 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
         writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", config.get("norm_eps")))
     else:
         writer.add_layer_norm_eps(config.get("layer_norm_eps", config.get("norm_epsilon")))
-    if config["model_type"] in (*DELTA, "lfm2", "lfm2_moe"):
+    if config["model_type"] in (*DELTA, "lfm2", "lfm2_moe", "granitemoehybrid"):
         add_shape(writer, config)
     rope = full_rope(config)
     writer.add_rope_freq_base(rope["rope_theta"])
@@ -288,7 +302,7 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
         writer.add_sliding_window(config["sliding_window"])
         layers = range(1, config["num_hidden_layers"] + 1)
         writer.add_sliding_window_pattern([index % config["sliding_window_pattern"] != 0 for index in layers])
-    if config["model_type"] in ("granite", "granitemoeshared"):
+    if config["model_type"] in ("granite", "granitemoeshared", "granitemoehybrid"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config.get("embedding_multiplier", 1.0))
         writer.add_residual_scale(config.get("residual_multiplier", 1.0))
@@ -299,7 +313,7 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
         writer.add_sliding_window(config["sliding_window"])
         layers = range(1, config["num_hidden_layers"] + 1)
         writer.add_sliding_window_pattern([index % config["sliding_window_pattern"] != 0 for index in layers])
-    if config["model_type"] == "granitemoeshared":
+    if config["model_type"] in ("granitemoeshared", "granitemoehybrid"):
         writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
     if config["model_type"] == "qwen2_moe":
         writer.add_expert_count(config["num_experts"])
@@ -317,7 +331,7 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
-    if config["model_type"] in ("mixtral", "granitemoeshared", "llama4_text", "minimax_m2"):
+    if config["model_type"] in ("mixtral", "granitemoeshared", "llama4_text", "minimax_m2") or config.get("num_local_experts"):
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if config["model_type"] == "gpt_oss":

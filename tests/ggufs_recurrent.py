@@ -29,6 +29,12 @@ LFM2_PARTS = {
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
 }
+MAMBA_PARTS = {
+    "mamba.in_proj": "ssm_in",
+    "mamba.conv1d": "ssm_conv1d",
+    "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out",
+}
 _MTP_PARTS = {
     "fc": "eh_proj",
     "pre_fc_norm_embedding": "enorm",
@@ -51,6 +57,8 @@ def add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if config["model_type"] == "granitemoehybrid":
+        _add_mamba(writer, config)
     if config["model_type"] not in DELTA:
         return
     if "shared_expert_intermediate_size" in config:
@@ -68,6 +76,32 @@ def add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_uint32(f"{writer.arch}.full_attention_interval", config.get("full_attention_interval", 4))
     share = config.get("rope_parameters", {}).get("partial_rotary_factor", 0.25)
     writer.add_rope_dimension_count(int(config["head_dim"] * share))
+
+
+def _add_mamba(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.kv_data[0].pop(f"{writer.arch}.attention.head_count_kv")
+    are_recurrent = [kind in ("mamba", "linear_attention") for kind in config["layer_types"]]
+    writer.add_head_count_kv([0 if each else config["num_key_value_heads"] for each in are_recurrent])
+    writer.add_ssm_conv_kernel(config.get("mamba_d_conv", 4))
+    writer.add_ssm_state_size(config["mamba_d_state"])
+    writer.add_ssm_group_count(config.get("mamba_n_groups", 1))
+    writer.add_ssm_time_step_rank(config["mamba_n_heads"])
+    writer.add_ssm_inner_size(config.get("mamba_expand", 2) * config["hidden_size"])
+    writer.add_rope_scaling_finetuned(config.get("position_embedding_type") == "rope")
+
+
+def mamba_tensors(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the tensors of Mamba-2 as the converter stores them: vectors have another axis."""
+    found: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        if name.endswith("mamba.norm.weight"):
+            tensor = tensor.reshape(config.get("mamba_n_groups", 1), -1)
+        elif name.endswith("mamba.conv1d.weight"):
+            tensor = tensor.squeeze(1)
+        elif name.endswith((".A_log", ".D")):
+            tensor = (-np.exp(tensor) if name.endswith("A_log") else tensor)[:, None]
+        found[name] = tensor
+    return found
 
 
 def draft_layers(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dict[str, np.ndarray]:

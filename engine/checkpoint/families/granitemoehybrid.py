@@ -8,9 +8,17 @@ from types import MappingProxyType
 from typing import Any
 
 from engine.checkpoint.activations import read_activation
+from engine.checkpoint.families import mamba_in_gguf
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.families.granitemoe import GraniteMoeShared
-from engine.checkpoint.families.recurrence import Mamba, Recurrence, recurrent_layers, state_spaces, time_step_limits
+from engine.checkpoint.families.recurrence import (
+    MAMBA_NAMES,
+    Mamba,
+    Recurrence,
+    recurrent_layers,
+    state_spaces,
+    time_step_limits,
+)
 from engine.checkpoint.json_fields import JsonOptions
 
 _SUPPORTED = {"normalization_function": "rmsnorm"}
@@ -19,7 +27,9 @@ _POSITIONS = (None, "nope", "rope")
 
 class GraniteMoeHybrid(GraniteMoeShared):
     name = "granitemoehybrid"
-    gguf_name: str | None = None
+    gguf_name: str | None = "granitehybrid"
+    gguf_options = GraniteMoeShared.gguf_options | {"attention.head_count_kv"}
+    gguf_names = MappingProxyType(mamba_in_gguf.tensor_names("mamba"))
     class_names = ("GraniteMoeHybridForCausalLM",)
     model = "workers.models.mamba2:Mamba2"
     mlp_width_name = "shared_intermediate_size"
@@ -27,6 +37,19 @@ class GraniteMoeHybrid(GraniteMoeShared):
     recurrent_module = "mamba"
     other_option_names = MappingProxyType({"layers_block_type": "layer_types"})
     harmless_options = frozenset(("mamba_chunk_size", "init_method"))
+
+    def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
+        attending = mamba_in_gguf.are_attending(options, num_layers)
+        width = options.count("expert_shared_feed_forward_length", options.count("feed_forward_length"))
+        return {
+            **super().of_gguf(options, num_layers),
+            **mamba_in_gguf.sizes(options, MAMBA_NAMES),
+            "mamba_expand": options.count("ssm.inner_size") // options.count("embedding_length"),
+            "layer_types": ["full_attention" if each else "linear_attention" for each in attending],
+            "position_embedding_type": "rope" if options.flag("rope.scaling.finetuned", True) else "nope",
+            "shared_intermediate_size": width,
+            "num_local_experts": options.count("expert_count", 0, least=0),
+        }
 
     def text_defaults(self, text: JsonOptions) -> Mapping[str, Any]:
         return {"shared_intermediate_size": 1024}

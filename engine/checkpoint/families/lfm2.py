@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.checkpoint.families.experts import ExpertsConfig, num_chosen, num_experts
 from engine.checkpoint.families.family import Family, NormNames
+from engine.checkpoint.families.mamba_in_gguf import are_attending
 from engine.checkpoint.families.recurrence import MAX_KERNEL, Recurrence, recurrent_layers
 from engine.checkpoint.json_fields import JsonOptions
 
@@ -45,11 +46,9 @@ class Lfm2(Family):
 
     def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
         options.check_supported({"attention.causal": True})
-        kv_heads = options.counts("attention.head_count_kv", ())
-        if len(kv_heads) != num_layers:
-            raise options.error("attention.head_count_kv", f"{list(kv_heads)} should be {num_layers} integers")
+        attending = are_attending(options, num_layers)
         return {
-            "layer_types": ["full_attention" if each else "conv" for each in kv_heads],
+            "layer_types": ["full_attention" if each else "conv" for each in attending],
             "conv_L_cache": options.count("shortconv.l_cache"),
             "block_auto_adjust_ff_dim": False,
         }

@@ -151,6 +151,7 @@ def model_options(file: GgufModel) -> dict[str, Any]:
         "qkv_bias": has_bias,
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "mamba_conv_bias": any(re.fullmatch(r"blk\.\d+\.ssm_conv1d\.bias", tensor) for tensor in file.tensors),
         "use_sliding_window": False,
         "attention_k_eq_v": _has_keys_as_values(file),
         "lacks_encoder": _lacks_encoder(options, name),

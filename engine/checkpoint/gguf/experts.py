@@ -21,7 +21,7 @@ _FIXED |= {"expert_group_count": (0, 1), "expert_group_used_count": (0, 1)}
 _FOLLOWING = ("deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2", "lfm2_moe")  # families that read these options
 
 
-_OPTIONAL = ("gemma4_text",)  # families of models with and without experts
+_OPTIONAL = ("gemma4_text", "granitemoehybrid")  # families of models with and without experts
 
 
 def expert_options(file: GgufModel, options: JsonOptions, family: str, name: str, num_layers: int) -> dict[str, Any]:
@@ -197,6 +197,7 @@ _OPTIONS: dict[str, _Options] = {
     "qwen3_5_moe_text": _qwen3_5_moe,
     "lfm2_moe": _lfm2_moe,
     "granitemoeshared": _granitemoe,
+    "granitemoehybrid": _granitemoe,
     "llama4_text": _llama4,
     "mixtral": _mixtral,
     "gpt_oss": _gpt_oss,

@@ -49,9 +49,6 @@ _INNER = {
     "attn_kv_b": "self_attn.kv_b_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
@@ -157,7 +154,8 @@ def _names_of(family: Family) -> dict[str, str]:
         "post_ffw_norm": norms.added,
     }
     fused = dict(_OF_FUSED[name] for name in family.fused_names)
-    return _INNER | {name: module for name, module in of_norms.items() if module} | fused | dict(family.gguf_names)
+    mlp = {f"ffn_{part}": f"{family.mlp_name}.{part}_proj" for part in ("gate", "up", "down")}
+    return _INNER | mlp | {name: module for name, module in of_norms.items() if module} | fused | dict(family.gguf_names)
 
 
 def _plain_name(name: str, family: Family) -> str:

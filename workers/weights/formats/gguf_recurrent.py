@@ -1,13 +1,14 @@
 """Tensors of recurrent layers in a GGUF file, restored to their form in checkpoints. Called by `gguf.py`.
 
-A_log      stored as -exp(A_log)
-conv1d     stored without its axis of one channel
-per head   Qwen3.5's value heads, in rows, columns and vectors: the first of each key head, then the second of each, ...;
-           checkpoints have those of a key head side by side
+- A_log is stored as -exp(A_log).
+- Convolutions are stored without their axis of one channel, and vectors of Mamba-2 with another axis.
+- Qwen3.5's value heads are in rows, columns and vectors in another order: the first of each key head, then the second of each,
+  and so on. Checkpoints have those of a key head side by side.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +22,7 @@ from workers.weights.formats.module import DecodedTensor
 from workers.weights.formats.rows import column_groups_of, rows_of
 
 _CONVOLUTION = re.compile(r".+\.(conv1d|conv\.conv)\.weight")
+_VECTOR = re.compile(r".+\.(D|(mamba|mixer)\.norm\.weight)")
 _LINEAR = re.compile(r".+\.linear_attn\.(in_proj_qkv|conv1d|in_proj_z|in_proj_b|in_proj_a|A_log|dt_bias|out_proj)(\.weight)?")
 _WITH_KEYS = ("in_proj_qkv", "conv1d")  # queries and keys come first
 _BY_HEAD = ("in_proj_b", "in_proj_a", "A_log", "dt_bias")  # one row for each
@@ -39,22 +41,25 @@ def _untransformed(name: str, tensor: DecodedTensor) -> DecodedTensor:
     if name.endswith(".A_log"):
 
         def logarithm() -> np.ndarray:
-            found: np.ndarray = np.log(-tensor.read())
+            found: np.ndarray = np.log(-tensor.read().ravel())
             return found
 
-        return DecodedTensor(tensor.shape, logarithm, logarithm, lambda: None, tensor.read_integers)
+        return DecodedTensor((math.prod(tensor.shape),), logarithm, logarithm, lambda: None, tensor.read_integers)
     if _CONVOLUTION.fullmatch(name):
-        shape = (-1, 1, tensor.shape[-1])
-        channels = int(np.prod(tensor.shape[:-1]))
-        return replace(
-            tensor,
-            shape=(channels, *shape[1:]),
-            read=lambda: tensor.read().reshape(shape),
-            read_plain=lambda: tensor.read_plain().reshape(shape),
-            read_columns=None,
-            read_rows=None,
-        )
-    return tensor
+        return _reshaped(tensor, (math.prod(tensor.shape[:-1]), 1, tensor.shape[-1]))
+    return _reshaped(tensor, (math.prod(tensor.shape),)) if _VECTOR.fullmatch(name) else tensor
+
+
+def _reshaped(tensor: DecodedTensor, shape: tuple[int, ...]) -> DecodedTensor:
+    """Return a tensor of floats in another shape."""
+    return replace(
+        tensor,
+        shape=shape,
+        read=lambda: tensor.read().reshape(shape),
+        read_plain=lambda: tensor.read_plain().reshape(shape),
+        read_columns=None,
+        read_rows=None,
+    )
 
 
 def _in_order(name: str, tensor: DecodedTensor, sizes: Recurrence) -> DecodedTensor:

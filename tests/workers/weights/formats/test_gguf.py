@@ -244,6 +244,7 @@ def test_golden_models_survive_conversion(architecture: str, tmp_path: Path) -> 
             "qwen3_5_moe",
             "lfm2",
             "lfm2_moe",
+            "granitemoehybrid",
             "olmo2 biases",
             "olmo2 odd width",
             "olmo3 windows, yarn in the other layers",
