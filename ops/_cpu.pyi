@@ -486,6 +486,7 @@ def experts(
     activation: int,
     alpha: float,
     limit: float,
+    is_gated: bool,
     hidden: int,
     inner: int,
     num_experts: int,

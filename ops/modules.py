@@ -385,8 +385,8 @@ class GateClamp(msgspec.Struct, frozen=True):
 
 
 class Experts(msgspec.Struct):
-    """down(activation(gate) * up) for many experts of one shape and format. Each part of the format is one array with the
-    matrices of all experts one after another, and so are the biases if the linears have any."""
+    """down(activation(gate) * up), or down(activation(up)), for many experts of one shape and format. Each part of the format
+    is one array with the matrices of all experts one after another, and so are the biases if the linears have any."""
 
     name: str
     gate_up: tuple[Linear, ...]
@@ -409,6 +409,10 @@ class Experts(msgspec.Struct):
     @property
     def inner(self) -> int:
         return self.down[0].num_inputs
+
+    @property
+    def is_gated(self) -> bool:
+        return len(self.gate_up[0].names) > 1
 
     @property
     def has_bias(self) -> bool:

@@ -49,7 +49,7 @@ def comm_bytes(
         queries = model.num_attention_heads * model.largest_head_dim
         width = max(model.hidden_size, model.largest_intermediate_size, queries)
         if model.experts is not None:
-            width = max(width, model.experts.shared_intermediate_size)
+            width = max(width, model.experts.shared_intermediate_size, model.experts.latent_size)
             if not shares_experts:
                 width = max(width, model.experts.num_chosen * model.experts.intermediate_size)
         if model.recurrence is not None:
@@ -87,5 +87,5 @@ def expert_window_spans(model: ModelConfig, num_ranks: int, rows: int, num_first
 def _row_bytes(model: ModelConfig) -> tuple[int, int, int, int]:
     """Return the bytes of a row in each of the arrays: the row, the results of its experts, their numbers, its adapter."""
     assert model.experts is not None, "a model without experts has no exchange windows"
-    hidden, chosen = model.hidden_size, model.experts.num_chosen
+    hidden, chosen = model.experts.latent_size or model.hidden_size, model.experts.num_chosen
     return 4 * hidden, 4 * chosen * hidden, 4 * chosen, 4

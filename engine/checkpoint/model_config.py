@@ -236,7 +236,7 @@ def _model_config(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         latents=latents,
         recurrence=recurrence,
         recurrent_layers=recurrence.layer_by_layer(num_layers) if recurrence else (),
-        attention_layers=recurrence.others(num_layers) if recurrence else None,
+        attention_layers=family.attention_layers(text, num_layers, recurrence),
         layer_shapes=shapes,
         layer_inputs_dim=family.layer_inputs_dim(text, num_layers),
         same_inputs=family.same_inputs(options, text),
@@ -283,6 +283,9 @@ def _ties_word_embeddings(options: JsonOptions, text: JsonOptions, family: Famil
         text.flag("tie_word_embeddings", False)
         names = tensor_names(options.path.parent)
         return not any("lm_head." in name for name in names) if names else family.outer_ties_word_embeddings
+    if not family.can_tie_word_embeddings:
+        text.flag("tie_word_embeddings", False)
+        return False
     said = [each.flag("tie_word_embeddings", False) for each in (options, text) if "tie_word_embeddings" in each.values]
     is_new = options.text("transformers_version", "").partition(".")[0] not in ("", "0", "1", "2", "3", "4")
     if is_new and "tie_word_embeddings" in options.values:

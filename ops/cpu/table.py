@@ -574,6 +574,7 @@ class CpuOps:
             packed.slots,
             *(value for part in (packed.gate_up, packed.down) for value in _matrices(part)),
             *_gate(activation, module.clamp),
+            module.is_gated,
             module.num_inputs,
             module.inner,
             module.num_experts,

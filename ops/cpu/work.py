@@ -70,7 +70,7 @@ def experts_work(y: Array, x: Array, routing: Routing, module: Experts) -> Work:
     """Return the work of the experts with rows in the last replay."""
     num_chosen, num_met = routing.ids.numpy().size, len(np.unique(routing.ids.numpy()))
     num_bytes = bytes_of(module.weight.gate_up, module.weight.down) // module.num_experts * num_met
-    num_operations = 2 * num_chosen * 3 * module.num_inputs * module.inner
+    num_operations = 2 * num_chosen * (3 if module.is_gated else 2) * module.num_inputs * module.inner
     return Work(bytes_of(y, x, routing) + num_bytes, num_operations, module.gate_up[0].format)
 
 

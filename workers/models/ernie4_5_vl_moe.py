@@ -33,7 +33,7 @@ class IsolatedMixture(FeedForward):
 class Ernie4_5VLMoeLayer(LlamaLayer):
     """One decoder layer's weights."""
 
-    def feed_forward(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> FeedForward:
+    def feed_forward(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> FeedForward | None:
         text, media = config.experts, config.vision_experts
         if text is None or media is None or index not in text.sparse_layers:
             return super().feed_forward(config, index, weights, prefix)

@@ -65,7 +65,7 @@ class Gemma4Layer(LlamaLayer):
         self.factor = weights.factor(f"{prefix}.layer_scalar")
         self.own = LayerInput(config, weights, prefix) if config.layer_inputs_dim else None
 
-    def feed_forward(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> FeedForward:
+    def feed_forward(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> FeedForward | None:
         if config.experts is None:
             return super().feed_forward(config, index, weights, prefix)
         norm, self.inner_norm = self.inner_norm, None  # experts and router read the residual

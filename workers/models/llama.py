@@ -27,7 +27,9 @@ CLASS_HEAD = "score"  # of classifiers
 class Layer(Protocol):
     """A decoder layer, as `Llama.forward` calls it."""
 
-    mlp: FeedForward
+    @property
+    def mlp(self) -> FeedForward | None:
+        """None: the layer ends with `attend`."""
 
     @property
     def input_norm(self) -> BlockNorm | None:
@@ -147,10 +149,10 @@ class LlamaLayer:
         self.attended = BranchEnd(norm(names.attended), factor)
         self.inner_norm = norm(names.inner)
         self.mlp = self.feed_forward(config, index, weights, prefix)
-        if names.added or factor != 1.0:
+        if self.mlp is not None and (names.added or factor != 1.0):
             self.mlp = EndedFeedForward(self.mlp, BranchEnd(norm(names.added), factor))
 
-    def feed_forward(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> FeedForward:
+    def feed_forward(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> FeedForward | None:
         return feed_forward(config, index, weights, prefix)
 
     def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> tuple[Tensor, ...]:
@@ -172,7 +174,8 @@ class Llama:
     """The whole model."""
 
     layer_class: type[Layer] = LlamaLayer
-    recurrent_class: type[Layer] | None = None  # of layers without attention
+    recurrent_class: type[Layer] | None = None
+    mlp_class: type[Layer] | None = None  # of layers that are an MLP, or experts, alone
     encoder: Tower | None = None  # of pictures and video
     drafts: Sequence[DraftLayer] = ()  # MTP layers
 
@@ -190,10 +193,13 @@ class Llama:
 
     def layer(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> Layer:
         """Declare layer `index`."""
-        if config.recurrence is None or index not in config.recurrence.layers:
-            return self.layer_class(config, index, weights, prefix)
-        assert self.recurrent_class is not None, f"{config.architecture} has recurrent layers, and no class for them"
-        return self.recurrent_class(config, index, weights, prefix)
+        found: type[Layer] | None = self.layer_class
+        if config.recurrence is not None and index in config.recurrence.layers:
+            found = self.recurrent_class
+        elif config.attention_layers is not None and index not in config.attention_layers:
+            found = self.mlp_class
+        assert found is not None, f"{config.architecture} has no class for layer {index}"
+        return found(config, index, weights, prefix)
 
     def declare_head(self, weights: Weights) -> Linear | None:
         """Declare the head; None if only hidden states are needed."""
@@ -241,11 +247,14 @@ class Llama:
                 rows, own = tuple(kept[: len(rows)]), kept[len(rows) :]
                 h = normalize(ops, residual, layer.input_norm) if self.has_parallel_mlp else h
             attended = layer.attend(ops, step, rows, layer_cache)
-            if self.has_parallel_mlp:
+            if layer.mlp is None:
+                h = attended
+            elif self.has_parallel_mlp:
                 residual = ops.scale_and_add(attended, 1.0, residual)
+                h = layer.mlp.forward(ops, step, h)
             else:
                 h, residual = add_norm(ops, attended, residual, layer.inner_norm)
-            h = layer.mlp.forward(ops, step, h)
+                h = layer.mlp.forward(ops, step, h)
             h, residual = self.end_layer(ops, index, h, residual, own)
             if has_features and index < self.num_deepstack:  # Qwen3-VL: features of the encoder's inner layers
                 residual = ops.take_features(step, residual, index + 1)

@@ -1,4 +1,4 @@
-"""Mamba-2 (Dao and Gu 2024) in place of attention, and models of Llama's decoder with such layers (Granite 4 H)."""
+"""Mamba-2 (Dao and Gu 2024), alone or in place of attention in Llama's decoder (Granite 4 H, Bamba)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ops.modules import Columns, GatedNorm, HeadRange, RecurrentCache, StateSpac
 from ops.table import Inputs, OpTable
 from workers.models.adapted import linear
 from workers.models.llama import EndedFeedForward, Llama
-from workers.models.mlp import feed_forward
-from workers.models.norms import BranchEnd, declare_norm
+from workers.models.mlp import FeedForward, feed_forward
+from workers.models.norms import BlockNorm, BranchEnd, declare_norm
 from workers.weights.declaration import Weights
 
 
@@ -83,17 +83,20 @@ def _columns(rule: StateSpaces, *, has_all_gates: bool) -> Columns:
 
 
 class MambaLayer:
-    """A layer with Mamba-2 in place of attention."""
+    """A layer with Mamba-2 in place of attention; in families without an inner norm also in place of the MLP."""
 
     def __init__(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> None:
         names, factor = FAMILIES[config.architecture].norm_names, config.multipliers.residual
         self.input_norm = declare_norm(config, weights, f"{prefix}.{names.input}")
         self.mixer = MambaMixer(config, weights, f"{prefix}.mamba")
         self.attended = BranchEnd(None, factor)
-        self.inner_norm = declare_norm(config, weights, f"{prefix}.{names.inner}")
-        self.mlp = feed_forward(config, index, weights, prefix)
-        if factor != 1.0:
-            self.mlp = EndedFeedForward(self.mlp, self.attended)
+        self.inner_norm: BlockNorm | None = None
+        self.mlp: FeedForward | None = None
+        if names.inner:
+            self.inner_norm = declare_norm(config, weights, f"{prefix}.{names.inner}")
+            self.mlp = feed_forward(config, index, weights, prefix)
+            if factor != 1.0:
+                self.mlp = EndedFeedForward(self.mlp, self.attended)
 
     def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: RecurrentCache) -> tuple[Tensor, ...]:
         return self.mixer.store(ops, inputs, h, cache)

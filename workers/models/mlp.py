@@ -46,16 +46,20 @@ class Mlp:
 class PlainMlp:
     """outer(activation(inner)), of all rows alike."""
 
-    def __init__(self, config: ModelConfig, prefix: str, names: tuple[str, ...], weights: Weights) -> None:
-        hidden, width = config.hidden_size, config.intermediate_size
+    def __init__(self, config: ModelConfig, prefix: str, names: tuple[str, ...], width: int, weights: Weights) -> None:
+        hidden = config.hidden_size
         inner, outer = (f"{prefix}.{name}" for name in names)
         self.activation = config.activation
         self.inner = weights.linear([inner], hidden, [width], config.has_mlp_bias)
         self.outer = weights.linear([outer], width, [hidden], config.has_mlp_bias)
 
     def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
+        return ops.all_gather(self.columns(ops, step, h))
+
+    def columns(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
+        """Return the columns of the result that this rank computes."""
         h = ops.all_gather(ops.activate(linear(ops, step, h, self.inner), self.activation))
-        return ops.all_gather(linear(ops, step, h, self.outer))
+        return linear(ops, step, h, self.outer)
 
 
 class Mixture:
@@ -98,20 +102,29 @@ class Mixture:
             experts.has_biases,
             f"{layer}.{experts.scales}" if experts.scales else "",
         )
+        plain = FAMILIES[config.architecture].plain_mlp_names
+        hidden, width = config.hidden_size, experts.latent_size or config.hidden_size
+        self.latent: tuple[Linear, Linear] | None = None
+        if experts.latent_size:
+            self.latent = (
+                weights.linear([f"{prefix}.fc1_latent_proj"], hidden, [width], config.has_mlp_bias),
+                weights.linear([f"{prefix}.fc2_latent_proj"], width, [hidden], config.has_mlp_bias),
+            )
         clamp = GateClamp(experts.gate_alpha, experts.gate_limit) if experts.gate_limit else None
         self.experts = weights.experts(
             f"{prefix}.experts",
             experts.num_experts,
-            config.hidden_size,
+            width,
             experts.intermediate_size,
             first,
             is_local,
             experts.has_biases,
             clamp,
+            is_gated=not plain,
         )
-        self.shared: Mlp | None = None
+        self.shared: Mlp | PlainMlp | None = None
         if experts.shared_intermediate_size:
-            self.shared = Mlp(config, f"{prefix}.shared_experts", experts.shared_intermediate_size, weights)
+            self.shared = _mlp(config, f"{prefix}.shared_experts", experts.shared_intermediate_size, weights)
         self.shared_gate: Linear | None = None
         if experts.has_shared_gate:
             self.shared_gate = weights.linear([f"{prefix}.shared_expert_gate"], config.hidden_size, [1], columns=())
@@ -121,12 +134,20 @@ class Mixture:
         return ops.all_gather(self.columns(ops, step, h, None))
 
     def columns(self, ops: OpTable, step: Any, h: Tensor, shared: Tensor | None, scored: Tensor | None = None) -> Tensor:
-        """Return this rank's columns of the result, plus `shared`. `scored`: the router's input, `h` by default."""
+        """Return this rank's columns of the result, plus `shared`; all columns if experts have latents. `scored`: the router's
+        input, `h` by default."""
         if self.shared is not None:  # has the columns of the same rank
-            shared = self.shared.columns(ops, step, h) if self.experts.is_cut else self.shared.forward(ops, step, h)
+            is_cut = self.experts.is_cut and self.latent is None
+            shared = self.shared.columns(ops, step, h) if is_cut else self.shared.forward(ops, step, h)
         if self.shared_gate is not None:
             shared = ops.multiply(shared, ops.activate(ops.linear(h, self.shared_gate), "sigmoid"))
         routing = ops.route(step, h if scored is None else scored, self.router)
+        if self.latent is not None:
+            shared = None if shared is None else ops.scale_and_add(shared, 1.0, None)  # gathers follow, which overwrite it
+            into, out_of = self.latent
+            x = ops.all_gather(linear(ops, step, h, into))
+            x = ops.all_gather(ops.experts(x, routing, self.experts, self.activation, None))
+            return ops.scale_and_add(ops.all_gather(linear(ops, step, x, out_of)), 1.0, shared)
         if not self.has_weighted_inputs:
             return ops.experts(h, routing, self.experts, self.activation, shared)
         for index in range(self.router.rule.num_chosen):  # each has another input
@@ -141,7 +162,11 @@ def feed_forward(config: ModelConfig, index: int, weights: Weights, prefix: str)
     experts = config.experts
     if experts is not None and index in experts.sparse_layers:
         return Mixture(config, experts, prefix, weights, is_local=prefix != f"model.layers.{index}")
-    family = FAMILIES[config.architecture]
-    if family.plain_mlp_names:
-        return PlainMlp(config, f"{prefix}.mlp", family.plain_mlp_names, weights)
-    return Mlp(config, f"{prefix}.{family.mlp_name}", config.layer_shape(index).intermediate_size, weights)
+    name = FAMILIES[config.architecture].mlp_name
+    return _mlp(config, f"{prefix}.{name}", config.layer_shape(index).intermediate_size, weights)
+
+
+def _mlp(config: ModelConfig, prefix: str, width: int, weights: Weights) -> Mlp | PlainMlp:
+    """Declare an MLP of the family's kind."""
+    names = FAMILIES[config.architecture].plain_mlp_names
+    return PlainMlp(config, prefix, names, width, weights) if names else Mlp(config, prefix, width, weights)

@@ -59,6 +59,7 @@ class DraftModule:
         h, residual = self._enter(ops, inputs, hidden)
         h = self.layer.attend(ops, step, self.layer.store(ops, inputs, h, angles, layer_cache), layer_cache)
         h, residual = add_norm(ops, h, residual, self.layer.inner_norm)
+        assert self.layer.mlp is not None, "the trunk's layers have no MLP"
         h = self.layer.mlp.forward(ops, step, h)
         h, residual = add_norm(ops, h, residual, self.norm)
         return h, h if self._is_fed_normalized else residual

@@ -57,9 +57,9 @@ class TensorShare(msgspec.Struct, frozen=True):
             first += count
         return tuple(ranges)
 
-    def expert_columns(self, inner: int, hidden: int) -> tuple[Columns, Columns]:
+    def expert_columns(self, gate_up_outputs: Sequence[int], hidden: int) -> tuple[Columns, Columns]:
         """Return the columns of an expert's gate and up, and of its down: split in both, or whole in both."""
-        gate_up, down = self.columns((inner, inner)), self.columns((hidden,))
+        gate_up, down = self.columns(gate_up_outputs), self.columns((hidden,))
         return (gate_up, down) if gate_up and down and not self.shares_experts else ((), ())
 
 

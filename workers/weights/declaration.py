@@ -352,14 +352,16 @@ class Weights(msgspec.Struct):
         is_local: bool = False,
         has_bias: bool = False,
         clamp: GateClamp | None = None,
+        is_gated: bool = True,
     ) -> Experts:
         """Declare the experts from number `first` on. Sets after the first are not divided among ranks, nor are experts with
-        `is_local`."""
+        `is_local`. Without `is_gated` they are down(activation(up))."""
         gate_up, down = [], []
-        gate_up_columns, down_columns = self.share.expert_columns(inner, num_inputs)
+        parts = ("gate_proj", "up_proj") if is_gated else ("up_proj",)
+        gate_up_columns, down_columns = self.share.expert_columns((inner,) * len(parts), num_inputs)
         for index in range(first, first + num_experts):
-            gate, up, last = (f"{name}.{index}.{part}" for part in ("gate_proj", "up_proj", "down_proj"))
-            gate_up.append(Linear((gate, up), num_inputs, (inner, inner), has_bias, columns=gate_up_columns))
+            names, last = tuple(f"{name}.{index}.{part}" for part in parts), f"{name}.{index}.down_proj"
+            gate_up.append(Linear(names, num_inputs, (inner,) * len(parts), has_bias, columns=gate_up_columns))
             down.append(Linear((last,), inner, (num_inputs,), has_bias, columns=down_columns))
         name = f"{name}.{first}" if first else name
         module = Experts(name, tuple(gate_up), tuple(down), clamp, is_local=is_local or first > 0)

@@ -82,6 +82,12 @@ _RENAMES = (
     (re.compile(r"(\.experts\.\d+\.|\.mlp\.)w2\."), r"\1down_proj."),
     (re.compile(r"(\.experts\.\d+\.|\.mlp\.)w3\."), r"\1up_proj."),
     (re.compile(r"^model\.embedding_norm\."), "model.norm."),  # LFM2
+    (re.compile(r"^backbone\."), "model."),  # Mamba-2, Nemotron-H
+    (re.compile(r"^model\.embeddings?\.weight$"), "model.embed_tokens.weight"),
+    (re.compile(r"^model\.(norm_f|final_layernorm)\."), "model.norm."),
+    (re.compile(r"\.mixer\.(in_proj|dt_proj|conv1d|A_log|D|dt_bias|norm|out_proj)\b"), r".mamba.\1"),
+    (re.compile(r"\.mixer\.([qkvo]_proj)\."), r".self_attn.\1."),
+    (re.compile(r"\.mixer\."), ".mlp."),
     (re.compile(r"^(model\.layers\.\d+\.self_attn)\.out_proj\."), r"\1.o_proj."),
 )
 _ENCODER = re.compile(r"^(visual|vision_model|vision_tower|multi_modal_projector|embed_vision|mlp_AR|model\.resampler_model)\.")

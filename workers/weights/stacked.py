@@ -16,7 +16,7 @@ from workers.weights.formats.stacked_modules import StackedModules
 from workers.weights.formats.tensor import Tensor
 from workers.weights.safetensors import StoredTensor
 
-_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(?:\.weight)?")
+_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|up_proj|down_proj)(?:\.weight)?")
 _TURNED = re.compile(r"(multi_modal_projector\.mm_input_projection)_weight")  # Gemma 3: [in, out] in all files
 _SHARED = re.compile(r"(.*\.mlp\.shared_experts)\.gate_up_proj\.weight")
 
@@ -45,15 +45,16 @@ def matrices(name: str, tensor: Tensor, config: ModelConfig) -> list[Matrix]:
 
 
 def _experts(prefix: str, part: str, tensor: Stacked, config: ModelConfig, inner: int) -> Iterator[Matrix]:
-    is_gated = part == "gate_up_proj"
-    straight = (2 * inner, config.hidden_size) if is_gated else (config.hidden_size, inner)
+    assert config.experts is not None, f"{prefix} belongs to a model without experts"
+    is_gated, width = part == "gate_up_proj", config.experts.latent_size or config.hidden_size
+    straight = (width, inner) if part == "down_proj" else (2 * inner if is_gated else inner, width)
     is_turned = FAMILIES[config.architecture].has_turned_experts
     if tensor.shape[1:] != (straight[::-1] if is_turned else straight):
         is_turned = not is_turned
     num_rows, num_outputs = tensor.shape[1], tensor.shape[2 if is_turned else 1]
     parts = {"gate_proj": (0, num_outputs // 2), "up_proj": (num_outputs // 2, num_outputs)}
     for index in range(tensor.shape[0]):
-        for name, (begin, end) in parts.items() if is_gated else (("down_proj", (0, num_outputs)),):
+        for name, (begin, end) in parts.items() if is_gated else ((part, (0, num_outputs)),):
             rows = (0, num_rows) if is_turned else (begin, end)
             own = (begin, end) if is_turned else None
             expert = _of_expert(tensor, index, *rows)

@@ -113,7 +113,8 @@ class AdapterLayout(msgspec.Struct, frozen=True):
 
 def why_not_adaptable(config: ModelConfig) -> str:
     """Return why a model cannot have adapters; empty if it can."""
-    if config.recurrence is not None and not FAMILIES[config.architecture].recurrent_module:
+    has_others = config.recurrence is not None or config.attention_layers is not None
+    if has_others and not FAMILIES[config.architecture].recurrent_module:
         return "they have recurrent layers of another kind than those that can be adapted"
     return "they are encoders" if config.position_tables is not None else ""
 

@@ -6,6 +6,7 @@ if no existing class computes it. Read `family.py` first.
 
 from __future__ import annotations
 
+from engine.checkpoint.families.bamba import Bamba
 from engine.checkpoint.families.bert import Bert, Roberta
 from engine.checkpoint.families.cohere import Cohere, Cohere2
 from engine.checkpoint.families.deepseek_v2 import DeepseekV2
@@ -31,12 +32,14 @@ from engine.checkpoint.families.kimi_linear import KimiLinear
 from engine.checkpoint.families.lfm2 import Lfm2, Lfm2Moe
 from engine.checkpoint.families.llama import Llama
 from engine.checkpoint.families.llama4 import Llama4
+from engine.checkpoint.families.mamba2 import Mamba2
 from engine.checkpoint.families.media_rules import MediaRules
 from engine.checkpoint.families.minimax_m2 import MiniMaxM2
 from engine.checkpoint.families.ministral3 import Ministral3
 from engine.checkpoint.families.mistral import Mistral
 from engine.checkpoint.families.mistral3 import Mistral3, Pixtral
 from engine.checkpoint.families.mixtral import Mixtral
+from engine.checkpoint.families.nemotron_h import NemotronH
 from engine.checkpoint.families.olmo2 import Olmo2, Olmo3
 from engine.checkpoint.families.paddleocr_vl import PaddleOcrVL
 from engine.checkpoint.families.phi3 import Phi3
@@ -93,6 +96,9 @@ _TEXT = (
     GraniteMoe(),
     GraniteMoeShared(),
     GraniteMoeHybrid(),
+    NemotronH(),
+    Bamba(),
+    Mamba2(),
     Ministral3(),
     Llama4(),
     GptOss(),

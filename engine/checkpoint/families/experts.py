@@ -36,6 +36,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True):
     num_best: int = 2
     has_shared_gate: bool = False  # the result of the shared MLP is multiplied by the sigmoid of a score
     has_weighted_inputs: bool = False  # weights multiply the input of experts, not their result
+    latent_size: int = 0  # width of rows that the experts of a layer read and write, between two projections; 0: the model's
     has_biases: bool = False  # of the router, and of the experts' linears
     gate_alpha: float = 0.0  # as in `ops.modules.GateClamp`
     gate_limit: float = 0.0  # 0: gates are not clamped

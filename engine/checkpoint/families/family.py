@@ -150,6 +150,7 @@ class Family:
     partial_rotary_factor: float = 1.0
     local_rope_theta: float = 0.0  # of layers with a sliding window; 0: they rotate like the others
     ties_word_embeddings: bool = False
+    can_tie_word_embeddings: bool = True  # False: the head has weights of its own, whatever config.json says
     outer_ties_word_embeddings: bool | None = None  # of all of a config.json with a text_config; None: what that says
     head_dim: int = 0  # 0: hidden_size / num_attention_heads
     num_kv_heads: int = 0  # 0: num_attention_heads
@@ -245,6 +246,10 @@ class Family:
     def recurrence(self, options: JsonOptions, num_layers: int) -> Recurrence | None:
         """Return the recurrent layers; None: the family, or the model, has none."""
         return None
+
+    def attention_layers(self, options: JsonOptions, num_layers: int, recurrence: Recurrence | None) -> tuple[int, ...] | None:
+        """Return the layers with attention; None: all. Layers without attention or recurrence are an MLP, or experts."""
+        return recurrence.others(num_layers) if recurrence is not None else None
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
         """Return the experts, possibly of no layer; None: the family, or the model, has none."""

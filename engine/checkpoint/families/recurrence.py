@@ -13,6 +13,7 @@ from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.recurrent_layer import RecurrentLayer
 
 MAX_KERNEL = 64  # positions that a convolution reads
+# names of kinds in older files
 _OLDER_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
@@ -59,7 +60,7 @@ class Recurrence(msgspec.Struct, frozen=True):
         return tuple(self.layer if index in self.layers else None for index in range(num_layers))
 
     def others(self, num_layers: int) -> tuple[int, ...]:
-        """Return the layers with attention."""
+        """Return the layers that are not recurrent."""
         return tuple(index for index in range(num_layers) if index not in self.layers)
 
     @property
@@ -161,12 +162,18 @@ def _number(value: Any) -> Any:
 
 def recurrent_layers(options: JsonOptions, are_recurrent: Sequence[bool], kind: str) -> tuple[int, ...]:
     """Return the layers that `layer_types` calls `kind`, the others being "full_attention"; without it, those of
-    `are_recurrent`. Older files have "mamba" and "attention"."""
+    `are_recurrent`."""
     if options.values.get("layer_types") is not None:
-        kinds = [_OLDER_KINDS.get(each, each) for each in options.texts("layer_types")]
-        if set(kinds) - {kind, "full_attention"} or len(kinds) != len(are_recurrent):
-            raise options.error(
-                "layer_types", f"{list(kinds)} should be {len(are_recurrent)} entries, each 'full_attention' or {kind!r}"
-            )
+        kinds = layer_kinds(options, "layer_types", ("full_attention", kind))
+        if len(kinds) != len(are_recurrent):
+            raise options.error("layer_types", f"{len(kinds)} entries should be {len(are_recurrent)}, one for each layer")
         are_recurrent = [each == kind for each in kinds]
     return tuple(index for index, is_recurrent in enumerate(are_recurrent) if is_recurrent)
+
+
+def layer_kinds(options: JsonOptions, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the kind of each layer. Raises CheckpointError if one is not among the `known` ones."""
+    kinds = tuple(_OLDER_KINDS.get(each, each) for each in options.texts(name))
+    if set(kinds) - set(known):
+        raise options.error(name, f"{list(kinds)} should be a list of {', '.join(known)}")
+    return kinds

@@ -307,7 +307,8 @@ void adapt_experts(Engine &engine, const ApplyExperts &op, const std::vector<Ada
 void run_up(Engine &engine, const ApplyExperts &op, const LinearShape &given, float *activated, i64 begin, i64 end) {
     ExpertsMemory &memory = engine.experts;
     const i64 inner = op.down.first.inputs, first_row = memory.begins[begin], rows = memory.begins[end] - first_row;
-    float *gate_up = static_cast<float *>(memory.inner.get(rows * 2 * inner * sizeof(float)));
+    const i64 width = op.gate_up.first.outputs;
+    float *gate_up = static_cast<float *>(memory.inner.get(rows * width * sizeof(float)));
     Wave up(engine, op.gate_up, op.share.gate_up);
     for (i64 expert = begin; expert < end; ++expert) {
         const i64 place = memory.begins[expert], count = memory.begins[expert + 1] - place;
@@ -317,7 +318,7 @@ void run_up(Engine &engine, const ApplyExperts &op, const LinearShape &given, fl
         shape.x = op.x;
         shape.row_ids = memory.row_ids.data() + place;
         shape.quantized = given.quantized;
-        shape.y = gate_up + (place - first_row) * 2 * inner;
+        shape.y = gate_up + (place - first_row) * width;
         up.add(shape);
     }
     up.prepare();
@@ -326,11 +327,11 @@ void run_up(Engine &engine, const ApplyExperts &op, const LinearShape &given, fl
     adapted.x = op.x;
     adapted.y = gate_up;
     adapted.inputs = op.gate_up.first.inputs;
-    adapted.outputs = 2 * inner;
+    adapted.outputs = width;
     adapt_experts(engine, op, op.adapters.gate_up, adapted, true, begin, end);
     for_rows(engine, rows, op.share.end - op.share.begin, [&](i64 row_begin, i64 row_end) {
         for (i64 row = row_begin; row < row_end; ++row) {
-            engine.kernels().activate(activated + row * inner, gate_up + row * 2 * inner, op.gate, inner, op.share.begin,
+            engine.kernels().activate(activated + row * inner, gate_up + row * width, op.gate, inner, op.share.begin,
                                       op.share.end);
         }
     });

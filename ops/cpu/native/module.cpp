@@ -437,17 +437,18 @@ void bind_expert_ops(nb::module_ &module) {
               i32 gate_up_kind, Address gate_up, Address gate_up_scales, Address gate_up_multipliers, Address gate_up_offsets,
               i32 gate_up_scale_kind, i64 gate_up_group_size, Address gate_up_bias, i32 down_kind, Address down,
               Address down_scales, Address down_multipliers, Address down_offsets, i32 down_scale_kind, i64 down_group_size,
-              Address down_bias, i32 activation, float alpha, float limit, i64 hidden, i64 inner, i64 experts, i64 chosen,
-              Address comm, Address windows, i64 max_rows, int first_rank, int num_ranks, Address owners, Address counts,
-              Address tensor_comm, Address activated, const std::vector<i64> &gate_up_panels,
+              Address down_bias, i32 activation, float alpha, float limit, bool is_gated, i64 hidden, i64 inner, i64 experts,
+              i64 chosen, Address comm, Address windows, i64 max_rows, int first_rank, int num_ranks, Address owners,
+              Address counts, Address tensor_comm, Address activated, const std::vector<i64> &gate_up_panels,
               const std::vector<i64> &down_panels, i64 begin, i64 end, i64 y_begin, i64 y_end, Address adapter_slots,
               Address adapters, Address ranks, i64 num_adapters, i64 slot_floats, i64 modules, i64 index_step, i64 float_step,
               const std::vector<i64> &gate_up_parts, const std::vector<i64> &down_parts, Address rows, i64 count) {
+               const i64 width = is_gated ? 2 * inner : inner;
                const ExpertMatrices first{
                    static_cast<WeightKind>(gate_up_kind),
                    {nullptr, nullptr, nullptr, floats(gate_up), scales_of(gate_up_scales, gate_up_scale_kind),
                     integers(gate_up_multipliers), scales_of(gate_up_offsets, gate_up_scale_kind), floats(gate_up_bias), hidden,
-                    2 * inner, gate_up_group_size, 0}};
+                    width, gate_up_group_size, 0}};
                const ExpertMatrices second{static_cast<WeightKind>(down_kind),
                                            {nullptr, nullptr, nullptr, floats(down), scales_of(down_scales, down_scale_kind),
                                             integers(down_multipliers), scales_of(down_offsets, down_scale_kind),
@@ -461,12 +462,12 @@ void bind_expert_ops(nb::module_ &module) {
                                       ints(slots),
                                       first,
                                       second,
-                                      {static_cast<Activation>(activation), true, alpha, limit},
+                                      {static_cast<Activation>(activation), is_gated, alpha, limit},
                                       experts,
                                       chosen,
                                       {comm_at(comm), cache(windows), max_rows, first_rank, num_ranks, ints(owners),
                                        reinterpret_cast<std::uint64_t *>(counts)},
-                                      {comm_at(tensor_comm), floats(activated), ranges_of(gate_up_panels, 2 * inner),
+                                      {comm_at(tensor_comm), floats(activated), ranges_of(gate_up_panels, width),
                                        ranges_of(down_panels, hidden), begin, end, y_begin, y_end},
                                       {ints(adapter_slots), floats(adapters), ints(ranks), num_adapters, slot_floats, modules,
                                        index_step, float_step, adapted_parts_of(gate_up_parts), adapted_parts_of(down_parts)},

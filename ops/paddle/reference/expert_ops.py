@@ -9,8 +9,8 @@ import paddle
 from paddle.nn import functional
 
 from ops.modules import Experts, Router, RoutingRule
-from ops.paddle.reference.chunks import OUTPUT_CHUNK, columns_of, expand, own_columns, product, whole_lines, width_of
-from ops.paddle.reference.linears import activate_and_multiply, adapt, add_adapted, linear
+from ops.paddle.reference.chunks import OUTPUT_CHUNK, Cut, columns_of, expand, own_columns, product, whole_lines, width_of
+from ops.paddle.reference.linears import activate, activate_and_multiply, adapt, add_adapted, linear
 from ops.paddle.reference.sampling import largest_of
 from ops.paddle.reference.step import AttentionStep
 from ops.table import ROW_TILE, Routing
@@ -71,8 +71,13 @@ def experts(
     ids = routing.ids.numpy().reshape(-1)
     choices, slots = np.arange(len(ids)), slots_of_choices(routing, module)
     gate_up = expert_products(x, choices // routing.ids.shape[1], ids, module, "gate_up", slots)
-    activated = own_columns(activate_and_multiply(gate_up, activation, module.clamp))
+    activated = own_columns(activated_of(gate_up, activation, module))
     return add_choices(expert_products(activated, choices, ids, module, "down", slots), routing, shared)
+
+
+def activated_of(gate_up: paddle.Tensor | Cut, activation: str, module: Experts) -> paddle.Tensor | Cut:
+    """Return the input of the experts' second linear."""
+    return activate_and_multiply(gate_up, activation, module.clamp) if module.is_gated else activate(gate_up, activation)
 
 
 def slots_of_choices(routing: Routing, module: Experts) -> np.ndarray | None:
@@ -108,7 +113,7 @@ def sync_free_experts(
     depend on other rows."""
     ids = paddle.clip(routing.ids, min=0).flatten()
     gate_up = sync_free_products(rows_of_choices(x, routing), ids, module, "gate_up")
-    activated = own_columns(activate_and_multiply(gate_up, activation, module.clamp))
+    activated = own_columns(activated_of(gate_up, activation, module))
     return add_choices(sync_free_products(activated, ids, module, "down"), routing, shared)
 
 

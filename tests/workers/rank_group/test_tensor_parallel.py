@@ -177,7 +177,7 @@ def test_odd_shapes_equal_one_rank(num_ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_5", "lfm2", "granitemoehybrid", "kimi_linear"])
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2", "granitemoehybrid", "kimi_linear", "nemotron_h"])
 @pytest.mark.parametrize("kinds", [("full_attention", "recurrent"), ("recurrent", "recurrent", "full_attention")])
 def test_recurrent_layers_equal_one_rank(family: str, kinds: tuple[str, ...], tmp_path: Path) -> None:
     """Heads and channels are split, also in a last layer, which keeps only some rows; in every precision, and op by op."""
@@ -185,6 +185,9 @@ def test_recurrent_layers_equal_one_rank(family: str, kinds: tuple[str, ...], tm
     own = "conv" if family == "lfm2" else "linear_attention"
     layers = [own if kind == "recurrent" else kind for kind in kinds]
     config = {**given, "hidden_size": 128, "vocab_size": 1003, "num_hidden_layers": len(layers), "layer_types": layers}
+    if family == "nemotron_h":  # the other parts, experts between projections among them, are layers, too
+        layers = ["mlp", *layers[:1], "moe", *layers[1:]]
+        config = {**given, "hidden_size": 128, "vocab_size": 1003, "layers_block_type": layers, "moe_latent_size": 72}
     write_checkpoint(tmp_path, config)
     jobs: list[tuple[Path, dict[str, Any]]] = [(tmp_path, {**options, "max_model_len": 256}) for options in PRECISIONS.values()]
     jobs.append((tmp_path, {"plan": "eager", "max_model_len": 256}))

@@ -212,6 +212,45 @@ GRANITE_HYBRID = {
     "attention_multiplier": 0.2,
     "logits_scaling": 2.0,
 }
+NEMOTRON_H = {
+    **{name: value for name, value in UNPADDED.items() if name not in ("num_hidden_layers", "rms_norm_eps", "hidden_act")},
+    "model_type": "nemotron_h",
+    "architectures": ["NemotronHForCausalLM"],
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "moe", "mlp"],
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 12,
+    "ssm_state_size": 10,
+    "n_groups": 2,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 28,
+    "use_mamba_kernels": False,
+}
+BAMBA = {
+    **UNPADDED,
+    "model_type": "bamba",
+    "architectures": ["BambaForCausalLM"],
+    "num_hidden_layers": 4,
+    "attn_layer_indices": [2],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+}
+MAMBA2 = {
+    "model_type": "mamba2",
+    "architectures": ["Mamba2ForCausalLM"],
+    **{
+        name: UNPADDED[name]
+        for name in ("vocab_size", "hidden_size", "hidden_act", "bos_token_id", "eos_token_id", "pad_token_id")
+    },
+    "num_hidden_layers": 3,
+    "num_heads": 6,
+    "head_dim": 16,
+    "state_size": 12,
+    "n_groups": 2,
+}
 MINISTRAL3 = {**UNPADDED, "model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"], "head_dim": 12}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -778,6 +817,56 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hidden_act": "gelu",
         "time_step_limit": [0.6, 0.9],
     },
+    "nemotron_h": NEMOTRON_H,
+    "nemotron_h pattern of letters, latent experts in groups, biases, attention last": {
+        **{name: value for name, value in NEMOTRON_H.items() if name != "layers_block_type"},
+        "hybrid_override_pattern": "EM-EM*",
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 1,
+        "mamba_num_heads": 3,
+        "n_groups": 1,
+        "use_bias": True,
+        "use_conv_bias": False,
+        "mlp_bias": True,
+        "moe_latent_size": 22,
+        "n_group": 2,
+        "topk_group": 1,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.5,
+        "mlp_hidden_act": "silu",
+        "time_step_min": 0.6,
+    },
+    "bamba": BAMBA,
+    "bamba tied, biases, one group, attention first": {
+        **BAMBA,
+        "num_hidden_layers": 3,
+        "attn_layer_indices": [0],
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "mamba_proj_bias": True,
+        "mamba_conv_bias": False,
+        "mamba_n_groups": 1,
+        "mamba_n_heads": 6,
+        "mamba_expand": 1,
+        "mamba_d_conv": 5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+    },
+    "mamba2": MAMBA2,
+    "mamba2 tied, biases, one group, odd sizes": {
+        **MAMBA2,
+        "hidden_size": 42,
+        "num_heads": 7,
+        "head_dim": 6,
+        "expand": 1,
+        "n_groups": 1,
+        "state_size": 9,
+        "conv_kernel": 2,
+        "use_bias": True,
+        "use_conv_bias": False,
+        "tie_word_embeddings": True,
+    },
     "llama4_text": LLAMA4,
     "llama4_text chunks, scaled queries, two experts": {
         **LLAMA4,
@@ -809,6 +898,10 @@ RENAMES = {
     ".router.proj.": ".mlp.gate.",
     ".mlp.shared_expert.": ".mlp.shared_experts.",
     ".shared_mlp.output_linear.": ".mlp.shared_experts.down_proj.",
+    "backbone.": "model.",
+    "model.embeddings.": "model.embed_tokens.",
+    "model.norm_f.": "model.norm.",
+    "model.final_layernorm.": "model.norm.",
     ".mlp.w1.": ".mlp.gate_proj.",
     ".mlp.w2.": ".mlp.down_proj.",
     ".mlp.w3.": ".mlp.up_proj.",
@@ -839,6 +932,7 @@ def values_of(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> np.n
         return joined(name, shape, values, config)
     if re.search(r"\.(mamba|mixer)\.in_proj\.", name):
         num_steps = next(config[each] for each in ("mamba_n_heads", "mamba_num_heads", "num_heads") if each in config)
+        name = re.sub(r".*(\.layers\.\d+)\.(mamba|mixer)", r"model\1.mamba", name)
         rows, other = (shape[0] - num_steps, *shape[1:]), name.replace(".in_proj.", ".dt_proj.")
         return np.concatenate([values(name, rows), values(other, (num_steps, *shape[1:]))])
     is_turned = config["model_type"] == "llama4_text"  # experts as [in, out]
@@ -846,14 +940,16 @@ def values_of(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> np.n
         name = re.sub(r"(layer_scalar|router\.scale)$", r"\1.weight", name.replace(".experts.", ".mlp.experts."))
     for theirs, ours in RENAMES.items():
         name = name.replace(theirs, ours)
+    name = re.sub(r"\.mixer\.(conv1d|A_log|D|dt_bias|norm|out_proj)\b", r".mamba.\1", name)
+    name = re.sub(r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1.", name).replace(".mixer.", ".mlp.")
     if name.endswith(".shared_mlp.input_linear.weight"):
         prefix = name.replace(".shared_mlp.input_linear.weight", ".mlp.shared_experts")
         own = (shape[0] // 2, shape[1])
         return np.concatenate([values(f"{prefix}.{each}.weight", own) for each in ("gate_proj", "up_proj")])
     prefix, _, part = name.rpartition(".experts.")
-    if part not in ("gate_up_proj", "down_proj"):
+    if part not in ("gate_up_proj", "up_proj", "down_proj"):
         return values(name, shape)
-    names = ("gate_proj", "up_proj") if part == "gate_up_proj" else ("down_proj",)
+    names = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
     if is_turned:
         return values_of(name, (shape[0], shape[2], shape[1])).swapaxes(1, 2)
     own = (shape[1] // len(names), shape[2])
@@ -877,12 +973,14 @@ def expected_of(config: dict[str, Any]) -> dict[str, Any]:
     model.tie_weights()
     prompt = np.random.default_rng(1).integers(3, config["vocab_size"], PROMPT_LENGTH).tolist()
     tokens, tops, cache, new = [], [], None, prompt
-    is_cached = "time_step_limit" not in config  # with its cache transformers leaves out the limits
+    name_of_cache = "cache_params" if config["model_type"] == "mamba2" else "past_key_values"
+    # with its cache transformers leaves out limits of time steps, and counts Bamba's positions from 0
+    is_cached = config["model_type"] != "bamba" and not {"time_step_limit", "time_step_min"} & set(config)
     for _ in range(NUM_OUTPUTS):
         with torch.no_grad():
-            own = [new] if is_cached else [prompt + tokens]
-            output = model(torch.tensor(own), past_key_values=cache, use_cache=is_cached)
-        cache = output.past_key_values if is_cached else None
+            own = torch.tensor(new if is_cached else prompt + tokens)[None]
+            output = model(own, **{name_of_cache: cache}, use_cache=is_cached)
+        cache = getattr(output, name_of_cache) if is_cached else None
         best = torch.log_softmax(output.logits[0, -1], -1).topk(3)
         tops.append([[int(index), round(float(value), 6)] for value, index in zip(*best, strict=True)])
         new = [tops[-1][0][0]]

@@ -247,6 +247,67 @@ def granitemoehybrid(draw: Draw) -> Config:
     return config
 
 
+def nemotron_h(draw: Draw) -> Config:
+    config = draw.base(layer_norm_epsilon=draw.choice([1e-6, 1e-5, 1e-3]), head_dim=draw.choice([6, 7, 8, 16]))
+    del config["rms_norm_eps"], config["num_hidden_layers"]
+    letters = draw.choice(["M*-", "M*E", "M*-E", "M*--E"])
+    pattern = "".join(draw.choice(letters) for _ in range(draw.choice([2, 3, 4, 6])))
+    pattern = "".join(draw.sample(pattern + "M*", len(pattern) + 2))  # transformers has no cache without these
+    if draw.flag():
+        config["hybrid_override_pattern"] = pattern
+    else:
+        kinds = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+        config["layers_block_type"] = [kinds[letter] for letter in pattern]
+    config |= {
+        "ssm_state_size": draw.choice([4, 8, 10, 16, 33]),
+        "mamba_head_dim": draw.choice([4, 8, 10, 16]),
+        "conv_kernel": draw.choice([2, 3, 4, 4, 5]),
+        "chunk_size": draw.choice([8, 16, 128]),
+        "mlp_hidden_act": draw.choice(["relu2", "relu2", "silu"]),
+        **{name: draw.flag(0.3) for name in ("use_bias", "mlp_bias")},
+        "use_conv_bias": draw.flag(),
+    }
+    mamba(draw, config, "mamba_num_heads", "n_groups")
+    config.pop("time_step_limit", None)  # not read
+    if draw.flag(0.3):
+        config["time_step_min"] = draw.choice([0.3, 0.8])
+    groups = draw.choice([1, 1, 2])
+    config |= {"n_routed_experts": draw.choice([4, 6, 8]), "n_group": groups, "topk_group": draw.randrange(1, groups + 1)}
+    config |= {"num_experts_per_tok": draw.choice([1, 2]), "moe_intermediate_size": draw.choice([12, 20, 33])}
+    config |= {"moe_shared_expert_intermediate_size": draw.choice([16, 25, 40]), "norm_topk_prob": draw.flag()}
+    config |= {"routed_scaling_factor": draw.choice([1.0, 2.5]), "moe_latent_size": draw.choice([None, 14, 24, 40])}
+    return config
+
+
+def bamba(draw: Draw) -> Config:
+    config = draw.base(attention_bias=draw.flag(), mlp_bias=draw.flag(), hidden_act=draw.choice(["silu", "silu", "gelu"]))
+    mamba_of_width(draw, config)
+    layers = range(config["num_hidden_layers"])
+    config["attn_layer_indices"] = sorted({draw.choice(layers), *(layer for layer in layers if draw.flag(0.3))})
+    if draw.flag(0.7):
+        config["rope_parameters"] = {"rope_type": "default", "rope_theta": draw.choice([1e3, 1e4, 1e6])}
+        if draw.flag():
+            config["rope_parameters"]["partial_rotary_factor"] = draw.choice([0.5, 1.0])
+    while config["hidden_size"] // config["num_attention_heads"] % 4:  # half of a head is rotated
+        draw.heads(config)
+        mamba_of_width(draw, config)
+    return config
+
+
+def mamba2(draw: Draw) -> Config:
+    config = draw.base(layer_norm_epsilon=draw.choice([1e-6, 1e-5, 1e-3]), hidden_act=draw.choice(["silu", "silu", "gelu"]))
+    for name in ("rms_norm_eps", "num_attention_heads", "num_key_value_heads", "intermediate_size", "max_position_embeddings"):
+        del config[name]
+    mamba(draw, config, "num_heads", "n_groups")
+    config |= {"head_dim": draw.choice([4, 6, 8, 16]), "expand": draw.choice([1, 2, 2, 3])}
+    while config["num_heads"] * config["head_dim"] % config["expand"]:
+        config["expand"] = draw.choice([1, 2, 3])
+    config["hidden_size"] = config["num_heads"] * config["head_dim"] // config["expand"]
+    config |= {"state_size": draw.choice([4, 8, 10, 16, 33]), "conv_kernel": draw.choice([2, 3, 4, 4, 5])}
+    config |= {"chunk_size": draw.choice([8, 16, 256]), "use_bias": draw.flag(0.3), "use_conv_bias": draw.flag()}
+    return config
+
+
 def ernie4_5(draw: Draw) -> Config:
     config = draw.base(head_dim=draw.choice([8, 12, 16]), use_bias=draw.flag())
     draw.rope(config, ("default", "linear", "dynamic"))
@@ -644,7 +705,8 @@ FAMILIES: dict[str, Callable[[Draw], Config]] = {
         *(phi3, gemma4_text, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, smollm3, granite, granitemoe),
         *(olmo2, olmo3, exaone4, seed_oss, minimax_m2, gpt_oss, cohere, cohere2, hunyuan_v1_dense),
         *(starcoder2, llama4_text, granitemoeshared, ernie4_5_moe),
-        *(qwen3_next, qwen3_5_text, qwen3_5_moe_text, kimi_linear, lfm2, lfm2_moe, granitemoehybrid),
+        *(qwen3_next, qwen3_5_text, qwen3_5_moe_text, kimi_linear, lfm2, lfm2_moe),
+        *(granitemoehybrid, nemotron_h, bamba, mamba2),
     )
 }
 
@@ -669,15 +731,18 @@ def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
 
 def answer(model: Any, prompt: list[int]) -> Config | None:
     """Return greedy tokens, token by token with a cache, and the 3 best log-probabilities of each. None: too close to call.
-    There is no cache for a window of 1: that of transformers keeps too much then; and none with limits of time steps, which it
-    leaves out with a cache."""
+    There is no cache for a window of 1: that of transformers keeps too much then; none with limits of time steps, which it
+    leaves out with a cache; and none for Bamba, whose positions it then counts from 0."""
     tokens, tops, cache, new = [], [], None, prompt
-    limits = getattr(model.config, "time_step_limit", None)
-    has_cache = getattr(model.config, "sliding_window", None) != 1 and limits in (None, (0.0, math.inf))
+    limits = [getattr(module, "time_step_limit", None) for module in model.modules()]
+    has_limits = any(each is not None and tuple(each) != (0.0, math.inf) for each in limits)
+    name = "cache_params" if model.config.model_type == "mamba2" else "past_key_values"
+    has_cache = getattr(model.config, "sliding_window", None) != 1 and not has_limits and model.config.model_type != "bamba"
     for _ in range(NUM_OUTPUTS):
         with torch.no_grad():
-            output = model(torch.tensor([new if has_cache else prompt + tokens]), past_key_values=cache, use_cache=has_cache)
-        cache = output.past_key_values
+            own = torch.tensor(new if has_cache else prompt + tokens)[None]
+            output = model(own, **{name: cache}, use_cache=has_cache)
+        cache = getattr(output, name) if has_cache else None
         best = torch.log_softmax(output.logits[0, -1].float(), -1).topk(3)
         tops.append([[int(index), float(value)] for value, index in zip(*best, strict=True)])
         if tops[-1][0][1] - tops[-1][1][1] < MARGIN:

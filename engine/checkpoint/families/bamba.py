@@ -1,0 +1,44 @@
+"""Bamba (IBM, Princeton, UIUC 2024): llama in which most layers are Mamba-2."""
+
+from __future__ import annotations
+
+from engine.checkpoint.activations import read_activation
+from engine.checkpoint.families.experts import layer_indexes
+from engine.checkpoint.families.family import Biases, Family, NormNames
+from engine.checkpoint.families.recurrence import Mamba, Recurrence, state_spaces, time_step_limits
+from engine.checkpoint.json_fields import JsonOptions
+
+
+class Bamba(Family):
+    name = "bamba"
+    gguf_name: str | None = None
+    class_names = ("BambaForCausalLM",)
+    model = "workers.models.mamba2:Mamba2"
+    recurrent_module = "mamba"
+    norm_names = NormNames(inner="pre_ff_layernorm")
+    has_partial_rotary = True
+    harmless_options = frozenset(
+        (
+            *("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"),
+            *("partial_rotary_factor", "attn_rotary_emb"),  # transformers rotates half of each head
+            *("layer_types", "layers_block_type"),  # made of `attn_layer_indices`
+        )
+    )
+    num_kv_heads = 8
+    rms_norm_eps = 1e-5
+
+    def biases(self, options: JsonOptions) -> Biases:
+        bias = options.flag("attention_bias", False)
+        return Biases(bias, bias, options.flag("mlp_bias", False))
+
+    def rotary_share(self, options: JsonOptions) -> float:
+        return 0.5
+
+    def recurrence(self, options: JsonOptions, num_layers: int) -> Recurrence | None:
+        with_attention = layer_indexes(options, "attn_layer_indices", num_layers)
+        layers = tuple(index for index in range(num_layers) if index not in with_attention)
+        has_bias = options.flag("mamba_proj_bias", False)
+        activation = read_activation(options, self.activation_name, self.activation)
+        mamba = Mamba(activation, *time_step_limits(options), has_input_bias=has_bias, has_output_bias=has_bias)
+        width = options.count("mamba_expand", 2) * options.count("hidden_size")
+        return state_spaces(options, layers, width, mamba)

@@ -1,0 +1,51 @@
+"""Mamba-2 (Dao and Gu 2024): recurrent layers alone, without attention and MLPs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.checkpoint.activations import read_activation
+from engine.checkpoint.families.family import Family, NormNames
+from engine.checkpoint.families.recurrence import Mamba, MambaNames, Recurrence, state_spaces, time_step_limits
+from engine.checkpoint.json_fields import JsonOptions
+
+_NAMES = MambaNames(
+    ("num_heads", 128), ("head_dim", 64), ("n_groups", 8), ("state_size", 128), ("conv_kernel", 4), "use_conv_bias"
+)
+_MAX_POSITIONS = 1 << 20  # config.json has no limit
+
+
+class Mamba2(Family):
+    name = "mamba2"
+    gguf_name: str | None = None
+    class_names = ("Mamba2ForCausalLM",)
+    model = "workers.models.mamba2:Mamba2"
+    norm_epsilon_name = "layer_norm_epsilon"
+    norm_names = NormNames(input="norm", inner="")
+    has_rotary = False
+    harmless_options = frozenset(
+        (
+            "chunk_size",
+            "residual_in_fp32",
+            "time_step_rank",
+            "time_step_min",
+            "time_step_max",
+            "time_step_floor",
+            "norm_before_gate",
+        )
+    )
+    rms_norm_eps = 1e-5
+
+    def text_defaults(self, text: JsonOptions) -> Mapping[str, Any]:
+        """Return what only attention and MLPs read, which there are none of, and the longest text."""
+        heads = text.count(*_NAMES.num_heads)
+        sizes = {"num_attention_heads": heads, "num_key_value_heads": heads, "intermediate_size": 1}
+        return sizes | {"head_dim": text.count(*_NAMES.head_dim), "max_position_embeddings": _MAX_POSITIONS}
+
+    def recurrence(self, options: JsonOptions, num_layers: int) -> Recurrence | None:
+        has_bias = options.flag("use_bias", False)
+        activation = read_activation(options, self.activation_name, self.activation)
+        mamba = Mamba(activation, *time_step_limits(options), has_input_bias=has_bias, has_output_bias=has_bias)
+        width = options.count("expand", 2) * options.count("hidden_size")
+        return state_spaces(options, tuple(range(num_layers)), width, mamba, _NAMES)
