@@ -16,11 +16,13 @@ from tokenizers import Tokenizer
 from tests.ggufs_recurrent import (
     DELTA,
     DELTA_PARTS,
+    KIMI_PARTS,
     LFM2_PARTS,
     MAMBA_PARTS,
     add_shape,
     delta_tensors,
     draft_layers,
+    kimi_tensors,
     mamba_tensors,
 )
 from workers.weights.safetensors import SafetensorsFile
@@ -89,6 +91,7 @@ _SPECIAL_PARTS = {
     **dict.fromkeys(DELTA, DELTA_PARTS),
     **dict.fromkeys(("lfm2", "lfm2_moe"), LFM2_PARTS),
     "granitemoehybrid": MAMBA_PARTS,
+    "kimi_linear": KIMI_PARTS,
 }
 _WITH_LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 _PERMUTED = ("llama", "mixtral", "granite", "granitemoeshared", "granitemoehybrid", "ministral3", "smollm3")
@@ -104,6 +107,7 @@ _ARCHITECTURES = {
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_5_moe": "qwen35moe",
     "lfm2_moe": "lfm2moe",
+    "kimi_linear": "kimi-linear",
     "qwen2_vl": "qwen2vl",
     "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl",
@@ -192,6 +196,8 @@ def write_gguf(path: Path, source: Path, encode: Encode, tensors_per_part: int =
         together = delta_tensors(together, config)
     if config["model_type"] == "granitemoehybrid":
         together = mamba_tensors(together, config)
+    if config["model_type"] == "kimi_linear":
+        together = kimi_tensors(together)
     if config["model_type"].startswith("lfm2"):
         together = {
             name: tensor.squeeze(1) if name.endswith("conv.conv.weight") else tensor for name, tensor in together.items()
@@ -251,7 +257,7 @@ def write(writer: gguf.GGUFWriter) -> None:
 def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) -> gguf.GGUFWriter:
     name = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, name, split_max_tensors=tensors_per_part)
-    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_context_length(config.get("max_position_embeddings", config.get("model_max_length")))
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"] + _num_drafts(config))
     if _num_drafts(config):
@@ -264,7 +270,7 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
         writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", config.get("norm_eps")))
     else:
         writer.add_layer_norm_eps(config.get("layer_norm_eps", config.get("norm_epsilon")))
-    if config["model_type"] in (*DELTA, "lfm2", "lfm2_moe", "granitemoehybrid"):
+    if config["model_type"] in (*DELTA, "lfm2", "lfm2_moe", "granitemoehybrid", "kimi_linear"):
         add_shape(writer, config)
     rope = full_rope(config)
     writer.add_rope_freq_base(rope["rope_theta"])
@@ -456,7 +462,7 @@ def _add_grouped_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> Non
 def _heads_apart(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the tensors as the converter stores keys and values of latents, without drafts. Older converters stored them
     whole: here the first layer's."""
-    if config["model_type"] not in _WITH_LATENTS:
+    if config["model_type"] not in (*_WITH_LATENTS, "kimi_linear"):
         return tensors
     found: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():

@@ -29,6 +29,12 @@ LFM2_PARTS = {
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
 }
+KIMI_PARTS = {
+    **{f"self_attn.{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},
+    **{f"self_attn.{part}_proj": f"ssm_{part}" for part in ("f_a", "f_b", "g_a", "g_b")},
+    "self_attn.b_proj": "ssm_beta",
+    "self_attn.o_norm": "ssm_norm",
+}
 MAMBA_PARTS = {
     "mamba.in_proj": "ssm_in",
     "mamba.conv1d": "ssm_conv1d",
@@ -55,10 +61,12 @@ def add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if "num_experts" in config:
         writer.add_expert_count(config["num_experts"])
-        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_used_count(config.get("num_experts_per_tok", config.get("num_experts_per_token")))
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if config["model_type"] == "granitemoehybrid":
         _add_mamba(writer, config)
+    if config["model_type"] == "kimi_linear":
+        _add_kimi(writer, config)
     if config["model_type"] not in DELTA:
         return
     if "shared_expert_intermediate_size" in config:
@@ -102,6 +110,30 @@ def mamba_tensors(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dic
             tensor = (-np.exp(tensor) if name.endswith("A_log") else tensor)[:, None]
         found[name] = tensor
     return found
+
+
+def _add_kimi(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    linear = config["linear_attn_config"]
+    writer.kv_data[0].pop(f"{writer.arch}.attention.head_count_kv")
+    writer.add_head_count_kv(
+        [int(number in linear["full_attn_layers"]) for number in range(1, config["num_hidden_layers"] + 1)]
+    )
+    writer.add_ssm_conv_kernel(linear["short_conv_kernel_size"])
+    writer.add_uint32(f"{writer.arch}.kda.head_dim", linear["head_dim"])
+    writer.add_kv_lora_rank(config["kv_lora_rank"])
+    writer.add_rope_dimension_count(config["qk_rope_head_dim"])
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_shared_count(config["num_shared_experts"])
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_weights_scale(2.446)
+
+
+def kimi_tensors(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors of Kimi Linear as the converter stores them."""
+    found = {name: -np.exp(tensor) if name.endswith(".A_log") else tensor for name, tensor in tensors.items()}
+    return {name: tensor.swapaxes(0, 1)[None] if "conv1d" in name else tensor for name, tensor in found.items()}
 
 
 def draft_layers(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dict[str, np.ndarray]:

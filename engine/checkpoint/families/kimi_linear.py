@@ -4,10 +4,12 @@ without positions."""
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Any
 
 from engine.checkpoint.families.deepseek_v3 import DeepseekV3
 from engine.checkpoint.families.experts import RoutingDefaults
 from engine.checkpoint.families.family import Latents
+from engine.checkpoint.families.mamba_in_gguf import are_attending
 from engine.checkpoint.families.recurrence import MAX_KERNEL, Recurrence, recurrent_layers
 from engine.checkpoint.json_fields import JsonOptions
 
@@ -17,7 +19,23 @@ _SUPPORTED = {"mla_use_nope": True, "hidden_act": "silu"}
 class KimiLinear(DeepseekV3):
     name = "kimi_linear"
     other_names = ()
-    gguf_name = None
+    gguf_name = "kimi-linear"
+    gguf_options = frozenset(("attention.head_count_kv",))
+    gguf_names = MappingProxyType(
+        {
+            "ssm_conv1d_q": "self_attn.q_conv1d",
+            "ssm_conv1d_k": "self_attn.k_conv1d",
+            "ssm_conv1d_v": "self_attn.v_conv1d",
+            "ssm_f_a": "self_attn.f_a_proj",
+            "ssm_f_b": "self_attn.f_b_proj",
+            "ssm_g_a": "self_attn.g_a_proj",
+            "ssm_g_b": "self_attn.g_b_proj",
+            "ssm_beta": "self_attn.b_proj",
+            "ssm_a": "self_attn.A_log",
+            "ssm_dt.bias": "self_attn.dt_bias",
+            "ssm_norm": "self_attn.o_norm",
+        }
+    )
     class_names = ("KimiLinearForCausalLM",)
     model = "workers.models.kimi_linear:KimiLinear"
     draft_names = None
@@ -40,6 +58,16 @@ class KimiLinear(DeepseekV3):
 
     def is_interleaved(self, options: JsonOptions) -> bool:
         return False
+
+    def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
+        attending = are_attending(options, num_layers)
+        return {
+            "layer_types": ["full_attention" if each else "linear_attention" for each in attending],
+            "linear_num_heads": options.count("attention.head_count"),
+            "linear_head_dim": options.count("kda.head_dim"),
+            "linear_conv_kernel_dim": options.count("ssm.conv_kernel"),
+            "rope_interleave": None,  # there are no positions
+        }
 
     def recurrence(self, options: JsonOptions, num_layers: int) -> Recurrence | None:
         options.check_supported(_SUPPORTED)

@@ -122,7 +122,7 @@ def model_options(file: GgufModel) -> dict[str, Any]:
         raise options.error(f"{name}.expert_count", f"{options.values[f'{name}.expert_count']!r} is not supported")
     num_heads = options.count(f"{name}.attention.head_count")
     hidden_size = options.count(f"{name}.embedding_length")
-    latents = latent_options(options, name) if name == "deepseek2" else {}
+    latents = latent_options(options, name) if name in ("deepseek2", "kimi-linear") else {}
     head_dim = latents.get("qk_rope_head_dim") or options.count(f"{name}.attention.key_length", hidden_size // num_heads)
     if not latents and options.count(f"{name}.attention.value_length", head_dim) != head_dim:
         raise options.error(f"{name}.attention.value_length", f"differs from attention.key_length, {head_dim}")

@@ -18,7 +18,14 @@ _SOFTMAX, _SIGMOID = 1, 2
 _SCORING = {0: "", _SOFTMAX: "softmax", _SIGMOID: "sigmoid"}
 _FIXED = {"expert_gating_func": (0, _SOFTMAX), "expert_weights_scale": (0, 1.0), "expert_weights_norm": (True,)}
 _FIXED |= {"expert_group_count": (0, 1), "expert_group_used_count": (0, 1)}
-_FOLLOWING = ("deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2", "lfm2_moe")  # families that read these options
+_FOLLOWING = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "minimax_m2",
+    "lfm2_moe",
+    "kimi_linear",
+)  # families that read these options
 
 
 _OPTIONAL = ("gemma4_text", "granitemoehybrid")  # families of models with and without experts
@@ -148,6 +155,11 @@ def _deepseek_v3(file: GgufModel, options: JsonOptions, name: str, sparse: list[
     }
 
 
+def _kimi_linear(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    """Return the options of Kimi Linear. Weights of experts are always normalized."""
+    return _deepseek_v3(file, options, name, sparse) | {"norm_topk_prob": True}
+
+
 def _deepseek_v2(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
     """Return the options of DeepSeek-V2, with the groups of its config.json."""
     found = _deepseek_v3(file, options, name, sparse)
@@ -205,6 +217,7 @@ _OPTIONS: dict[str, _Options] = {
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
     "glm4_moe": _glm4_moe,
+    "kimi_linear": _kimi_linear,
     "minimax_m2": _minimax_m2,
     "gemma4_text": _gemma4,
 }

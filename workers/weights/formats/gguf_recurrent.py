@@ -21,7 +21,7 @@ from engine.checkpoint.model_config import ModelConfig
 from workers.weights.formats.module import DecodedTensor
 from workers.weights.formats.rows import column_groups_of, rows_of
 
-_CONVOLUTION = re.compile(r".+\.(conv1d|conv\.conv)\.weight")
+_CONVOLUTION = re.compile(r".+\.(([qkv]_)?conv1d|conv\.conv)\.weight")
 _VECTOR = re.compile(r".+\.(D|(mamba|mixer)\.norm\.weight)")
 _LINEAR = re.compile(r".+\.linear_attn\.(in_proj_qkv|conv1d|in_proj_z|in_proj_b|in_proj_a|A_log|dt_bias|out_proj)(\.weight)?")
 _WITH_KEYS = ("in_proj_qkv", "conv1d")  # queries and keys come first
@@ -33,18 +33,20 @@ def restored(tensors: Mapping[str, DecodedTensor], config: ModelConfig) -> dict[
     sizes = config.recurrence
     assert sizes is not None, "the config has no recurrent layers"
     is_tiled = FAMILIES[config.architecture].has_tiled_heads_in_gguf and sizes.num_key_heads != sizes.num_value_heads
-    found = {name: _untransformed(name, tensor) for name, tensor in tensors.items()}
+    found = {name: _untransformed(name, tensor, sizes) for name, tensor in tensors.items()}
     return {name: _in_order(name, tensor, sizes) for name, tensor in found.items()} if is_tiled else found
 
 
-def _untransformed(name: str, tensor: DecodedTensor) -> DecodedTensor:
+def _untransformed(name: str, tensor: DecodedTensor, sizes: Recurrence) -> DecodedTensor:
     if name.endswith(".A_log"):
 
         def logarithm() -> np.ndarray:
-            found: np.ndarray = np.log(-tensor.read().ravel())
+            found: np.ndarray = np.log(-tensor.read().reshape(shape))
             return found
 
-        return DecodedTensor((math.prod(tensor.shape),), logarithm, logarithm, lambda: None, tensor.read_integers)
+        count = math.prod(tensor.shape)
+        shape = (1, 1, count, 1) if sizes.is_per_channel else (count,)
+        return DecodedTensor(shape, logarithm, logarithm, lambda: None, tensor.read_integers)
     if _CONVOLUTION.fullmatch(name):
         return _reshaped(tensor, (math.prod(tensor.shape[:-1]), 1, tensor.shape[-1]))
     return _reshaped(tensor, (math.prod(tensor.shape),)) if _VECTOR.fullmatch(name) else tensor

@@ -245,6 +245,7 @@ def test_golden_models_survive_conversion(architecture: str, tmp_path: Path) -> 
             "lfm2",
             "lfm2_moe",
             "granitemoehybrid",
+            "kimi_linear",
             "olmo2 biases",
             "olmo2 odd width",
             "olmo3 windows, yarn in the other layers",
