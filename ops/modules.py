@@ -278,6 +278,18 @@ class ColumnRules(msgspec.Struct):
         return sum(self.widths)
 
 
+class Factors(ColumnRules):
+    """Constant factors of spans of columns, one after another."""
+
+    spans: tuple[tuple[int, float], ...] = ()  # columns, factor
+
+    def rules(self) -> np.ndarray:
+        rules = np.zeros((4, self.width), np.float32)
+        rules[0] = np.concatenate([np.full(count, factor) for count, factor in self.spans])
+        rules[2:] = [[-np.inf], [np.inf]]
+        return rules
+
+
 class Limits(ColumnRules):
     """Limits of the `side` of linears that were trained with them, one for each name."""
 

@@ -245,7 +245,7 @@ class OpTable(msgspec.Struct, frozen=True):
     # same memory
     join_rows: Callable[[Tensor, int, np.ndarray], Tensor]
     mean_rows: Callable[[Tensor, int, np.ndarray], Tensor]  # as join_rows, but the mean of the rows, [R / how many, n]
-    # tensors [R, n] of the widths of the rules -> side by side, each column by its rule
+    # tensors [R, n] of the widths of the rules -> side by side, each column by its rule. One tensor may have some columns
     adjust_columns: Callable[[Sequence[Tensor], ColumnRules], Tensor]
 
     # Ops of recurrent layers: a step, tensors, module, the layer's places in a slot, the state arena. A state is computed token

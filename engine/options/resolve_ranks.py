@@ -32,12 +32,13 @@ def resolve_ranks(options: OptionValues, model: ModelConfig) -> int:
             f"--pipeline-parallel-size {values['pipeline_parallel_size']}: pipeline parallelism is not supported, "
             "only 1; use --tensor-parallel-size"
         )
-    if heads % size:
+    has_attention = model.attention_layers is None or len(model.attention_layers) > 0
+    if has_attention and heads % size:
         raise OptionError(
             f"--tensor-parallel-size {size} does not divide the {heads} attention heads of the model; use one of "
             f"{_divisors(heads)}"
         )
-    for kv_heads in of_layers:
+    for kv_heads in of_layers if has_attention else ():
         if kv_heads % size and size % kv_heads:
             fitting = [count for count in _divisors(heads) if all(not (each % count and count % each) for each in of_layers)]
             raise OptionError(

@@ -487,6 +487,8 @@ class CpuOps:
 
     def adjust_columns(self, parts: Sequence[Tensor], module: ColumnRules) -> Array:
         y = self._executor.allocate(rows_of(parts[0]), module.width)
+        if len(parts) == 1 and isinstance(parts[0], Array):
+            y.columns = parts[0].columns
         at = 0
         for x, width in zip(parts, module.widths, strict=True):
             self._executor.emit(_cpu.adjust_columns, y, x, module.weight, width, at, y.width, rows=y.rows)

@@ -88,7 +88,7 @@ class LlamaLayer:
         def norm(name: str) -> BlockNorm | None:
             return declare_norm(config, weights, f"{prefix}.{name}") if name else None
 
-        names, factor = family.norm_names, config.multipliers.residual
+        names, multipliers, factor = family.norm_names, config.multipliers, config.multipliers.residual
         num_heads, sizes = config.num_attention_heads, config.layer_shape(index)
         sinks = weights.attention_sinks(f"{prefix}.self_attn.sinks", num_heads) if family.has_sinks else None
         self.shape = weights.share.heads(
@@ -97,8 +97,10 @@ class LlamaLayer:
                 sizes.num_kv_heads,
                 sizes.head_dim,
                 config.sliding_windows[index],
-                config.multipliers.scores,
-                config.multipliers.softcap_of_scores,
+                (multipliers.scores or sizes.head_dim**-0.5) * multipliers.keys
+                if multipliers.keys != 1.0
+                else multipliers.scores,
+                multipliers.softcap_of_scores,
                 config.has_chunks,
                 config.is_bidirectional,
                 sinks=sinks,
@@ -149,6 +151,7 @@ class LlamaLayer:
         self.attended = BranchEnd(norm(names.attended), factor)
         self.inner_norm = norm(names.inner)
         self.mlp = self.feed_forward(config, index, weights, prefix)
+        factor *= multipliers.mlp_output
         if self.mlp is not None and (names.added or factor != 1.0):
             self.mlp = EndedFeedForward(self.mlp, BranchEnd(norm(names.added), factor))
 
@@ -187,7 +190,8 @@ class Llama:
         self.has_parallel_mlp = FAMILIES[config.architecture].has_parallel_mlp
         self.head = self.declare_head(weights)
         dims = {index in config.other_rope_layers: config.layer_shape(index).head_dim for index in range(config.num_layers)}
-        self.rotary = weights.rotary(config.rope, dims.get(False, config.head_dim))
+        has_attention = config.attention_layers is None or len(config.attention_layers) > 0
+        self.rotary = weights.rotary(config.rope, dims.get(False, config.head_dim) if has_attention else 1)
         self.other_rotary = weights.rotary(config.other_rope, dims[True]) if config.other_rope else None
         self.num_deepstack = len(config.vision.deepstack_layers) if config.vision else 0
 

@@ -8,7 +8,7 @@ from typing import Any
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.families.recurrence import Mamba
 from engine.checkpoint.model_config import ModelConfig
-from ops.modules import Columns, GatedNorm, HeadRange, RecurrentCache, StateSpaces, Tensor
+from ops.modules import Columns, Factors, GatedNorm, HeadRange, RecurrentCache, StateSpaces, Tensor
 from ops.table import Inputs, OpTable
 from workers.models.adapted import linear
 from workers.models.llama import EndedFeedForward, Llama
@@ -34,6 +34,11 @@ class MambaMixer:
         own = _columns(self.rule, has_all_gates=self.is_gathered and self.options.norm == "before gate")
         has_bias = self.options.has_input_bias
         self.projection = weights.linear([f"{module}.in_proj"], hidden, [width + sizes.channels], has_bias, own)
+        self.factors: Factors | None = None
+        if self.options.factors:
+            widths = (width, width, sizes.keys_width, sizes.keys_width)
+            spans = list(zip(widths, self.options.factors, strict=False))
+            self.factors = weights.column_factors(f"{module}.factors", spans)
         self.steps = weights.exact_linear([f"{module}.dt_proj"], hidden, [heads], has_bias)
         is_silu = self.options.activation == "silu"
         inputs = tuple((begin - width, end - width) for begin, end in own[1:])
@@ -52,11 +57,16 @@ class MambaMixer:
 
     def store(self, ops: OpTable, inputs: Inputs, h: Tensor, cache: RecurrentCache) -> tuple[Tensor, Tensor]:
         """Return results of the recurrence, and a tensor that begins with the gates."""
-        states = cache.places, cache.states
+        states, options = (cache.places, cache.states), self.options
+        if options.input_factor != 1.0:
+            h = ops.scale_and_add(h, options.input_factor, None)
         projected, steps = linear(ops, inputs, h, self.projection), linear(ops, inputs, h, self.steps)
+        if self.factors is not None:
+            projected = ops.adjust_columns([projected], self.factors)
+            steps = ops.scale_and_add(steps, options.factors[-1], None)
         x = ops.convolve(inputs, projected, self.convolution, *states)
-        if self.options.activation != "silu":
-            x = ops.activate(x, self.options.activation)
+        if options.activation != "silu":
+            x = ops.activate(x, options.activation)
         return ops.state_space(inputs, x, steps, self.rule, *states), projected
 
     def attend(self, ops: OpTable, step: Any, x: Tensor, projected: Tensor) -> Tensor:

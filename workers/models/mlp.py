@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.model_config import ModelConfig
-from ops.modules import GateClamp, Linear, RoutingRule, Tensor
+from ops.modules import Factors, GateClamp, Linear, RoutingRule, Tensor
 from ops.table import OpTable
 from workers.models.adapted import linear
 from workers.weights.declaration import Weights
@@ -32,6 +32,10 @@ class Mlp:
             names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
             self.gate_up = weights.linear(names, hidden, [inner, inner], config.has_mlp_bias)
         self.down = weights.linear([f"{prefix}.down_proj"], inner, [hidden], config.has_mlp_bias)
+        self.factors: Factors | None = None
+        if config.multipliers.mlp_gate != 1.0:
+            spans = (inner, config.multipliers.mlp_gate), (inner, 1.0)
+            self.factors = weights.column_factors(f"{prefix}.factors", spans)
 
     def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
         return ops.all_gather(self.columns(ops, step, h))
@@ -39,6 +43,8 @@ class Mlp:
     def columns(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
         """Return the columns of the result that this rank computes."""
         gate_up = linear(ops, step, h, self.gate_up)
+        if self.factors is not None:
+            gate_up = ops.adjust_columns([gate_up], self.factors)
         h = ops.all_gather(ops.activate_and_multiply(gate_up, self.activation))
         return linear(ops, step, h, self.down)
 

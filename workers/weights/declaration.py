@@ -26,6 +26,7 @@ from ops.modules import (
     EmbeddingPart,
     Experts,
     Factor,
+    Factors,
     GateClamp,
     GatedNorm,
     HeadLinear,
@@ -62,7 +63,7 @@ class Weights(msgspec.Struct):
     layer_norms: list[LayerNorm] = []
     patch_linears: list[PatchLinear] = []
     position_tables: list[PositionTable] = []
-    column_rules: list[Limits | Standardization] = []
+    column_rules: list[Limits | Standardization | Factors] = []
     encoder_linears: list[Linear] = []
     head_norms: list[HeadNorm] = []
     sinks: list[Sinks] = []
@@ -239,6 +240,12 @@ class Weights(msgspec.Struct):
         self.column_rules.append(module)
         return module
 
+    def column_factors(self, name: str, spans: Sequence[tuple[int, float]]) -> Factors:
+        """Declare constant factors, which no checkpoint has, of spans of columns: the columns of each, and their factor."""
+        module = Factors(name, (sum(count for count, _ in spans),), spans=tuple(spans))
+        self.column_rules.append(module)
+        return module
+
     def standardization(self, name: str, width: int, factor: float) -> Standardization:
         module = Standardization(name, (width,), factor=factor)
         self.column_rules.append(module)
@@ -402,7 +409,7 @@ class Weights(msgspec.Struct):
         for rules in self.column_rules:
             if isinstance(rules, Limits):
                 shapes |= {name: () for names in rules.stored_names for name in names}
-            else:
+            elif isinstance(rules, Standardization):
                 shapes |= dict.fromkeys(rules.stored_names, (rules.width,))
         for patches in self.patch_linears:
             (name,) = patches.names

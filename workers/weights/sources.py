@@ -16,6 +16,7 @@ from ops.modules import (
     EmbeddingPart,
     Experts,
     Factor,
+    Factors,
     GatedNorm,
     HeadLinear,
     HeadNorm,
@@ -103,6 +104,8 @@ class ModuleSources:
                 return {"weight": self._source_by_rows(module, [f"{module.name}.weight"], (module.num_rows,))}
             case Norm():
                 return {"weight": partial(self._values_of_norm, module, module.name)}
+            case Factors():
+                return {"rules": module.rules}
             case Limits() | Standardization():
                 return {"rules": partial(self._rules, module)}
             case Convolution():

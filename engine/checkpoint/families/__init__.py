@@ -15,6 +15,7 @@ from engine.checkpoint.families.ernie4_5 import Ernie4_5
 from engine.checkpoint.families.ernie4_5_moe import Ernie4_5Moe
 from engine.checkpoint.families.ernie4_5_vl_moe import Ernie4_5VLMoe
 from engine.checkpoint.families.exaone4 import Exaone4
+from engine.checkpoint.families.falcon_h1 import FalconH1
 from engine.checkpoint.families.family import Family
 from engine.checkpoint.families.gemma2 import Gemma2
 from engine.checkpoint.families.gemma3 import Gemma3
@@ -97,6 +98,7 @@ _TEXT = (
     GraniteMoeShared(),
     GraniteMoeHybrid(),
     NemotronH(),
+    FalconH1(),
     Bamba(),
     Mamba2(),
     Ministral3(),

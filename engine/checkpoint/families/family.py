@@ -44,6 +44,11 @@ class Multipliers(msgspec.Struct, frozen=True):
     residual: float = 1.0  # of what attention and the MLP add
     logits: float = 1.0
     scores: float = 0.0  # of attention; 0: head_dim^-0.5
+    keys: float = 1.0
+    attention_input: float = 1.0
+    attention_output: float = 1.0
+    mlp_gate: float = 1.0
+    mlp_output: float = 1.0
     softcap_of_scores: float = 0.0  # x becomes softcap * tanh(x / softcap); 0: it stays
     softcap_of_logits: float = 0.0
 

@@ -23,7 +23,18 @@ from ops.modules import (
     Norm,
     TypedPositions,
 )
-from ops.paddle.reference.chunks import LANES, OUTPUT_CHUNK, Cut, expand, like, own_chunks, own_columns, product, whole_lines
+from ops.paddle.reference.chunks import (
+    LANES,
+    OUTPUT_CHUNK,
+    Cut,
+    expand,
+    like,
+    own_chunks,
+    own_columns,
+    part_of,
+    product,
+    whole_lines,
+)
 from ops.table import AttentionMetadata, Inputs
 
 
@@ -146,10 +157,13 @@ def mean_rows(x: paddle.Tensor, count: int, counter: np.ndarray) -> paddle.Tenso
     return paddle.add_n(paddle.unbind(x.reshape([-1, count, x.shape[1]]), axis=1)) * (1.0 / count)
 
 
-def adjust_columns(parts: Sequence[paddle.Tensor], module: ColumnRules) -> paddle.Tensor:
-    x = parts[0] if len(parts) == 1 else paddle.concat(list(parts), axis=1)
-    factors, shifts, lows, highs = (expand(rule, x.shape) for rule in paddle.split(module.weight, 4))
-    return paddle.minimum(paddle.maximum(x * factors + shifts, lows), highs)
+def adjust_columns(parts: Sequence[paddle.Tensor | Cut], module: ColumnRules) -> paddle.Tensor | Cut:
+    given, rules = parts[0], module.weight
+    if isinstance(given, Cut):
+        rules = part_of(rules, given.columns or ((given.begin, given.begin + given.tensor.shape[1]),))
+    x = own_columns(given) if len(parts) == 1 else paddle.concat([own_columns(part) for part in parts], axis=1)
+    factors, shifts, lows, highs = (expand(rule, x.shape) for rule in paddle.split(rules, 4))
+    return like(given, paddle.minimum(paddle.maximum(x * factors + shifts, lows), highs))
 
 
 def take_rows(x: paddle.Tensor, row_ids: paddle.Tensor) -> paddle.Tensor:

@@ -177,7 +177,7 @@ def test_odd_shapes_equal_one_rank(num_ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_5", "lfm2", "granitemoehybrid", "kimi_linear", "nemotron_h"])
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2", "granitemoehybrid", "kimi_linear", "nemotron_h", "falcon_h1"])
 @pytest.mark.parametrize("kinds", [("full_attention", "recurrent"), ("recurrent", "recurrent", "full_attention")])
 def test_recurrent_layers_equal_one_rank(family: str, kinds: tuple[str, ...], tmp_path: Path) -> None:
     """Heads and channels are split, also in a last layer, which keeps only some rows; in every precision, and op by op."""
@@ -188,6 +188,8 @@ def test_recurrent_layers_equal_one_rank(family: str, kinds: tuple[str, ...], tm
     if family == "nemotron_h":  # the other parts, experts between projections among them, are layers, too
         layers = ["mlp", *layers[:1], "moe", *layers[1:]]
         config = {**given, "hidden_size": 128, "vocab_size": 1003, "layers_block_type": layers, "moe_latent_size": 72}
+    if family == "falcon_h1":  # a group of the norm has heads of both ranks
+        config |= {"mamba_n_groups": 1, "mamba_rms_norm": True, "mamba_norm_before_gate": kinds[0] == "recurrent"}
     write_checkpoint(tmp_path, config)
     jobs: list[tuple[Path, dict[str, Any]]] = [(tmp_path, {**options, "max_model_len": 256}) for options in PRECISIONS.values()]
     jobs.append((tmp_path, {"plan": "eager", "max_model_len": 256}))

@@ -294,6 +294,21 @@ def bamba(draw: Draw) -> Config:
     return config
 
 
+def falcon_h1(draw: Draw) -> Config:
+    config = draw.base(attention_bias=draw.flag(), mlp_bias=draw.flag(), hidden_act=draw.choice(["silu", "silu", "gelu"]))
+    draw.rope(config)
+    mamba_of_width(draw, config)
+    config |= {"projectors_bias": draw.flag(0.3), "mamba_rms_norm": draw.flag(0.7), "mamba_norm_before_gate": draw.flag()}
+    config["mamba_d_ssm"] = None if draw.flag(0.3) else config["mamba_n_heads"] * draw.choice([4, 6, 8, 10])
+    factors = (0.5, 0.8, 1.0, 1.3, 2.0)
+    names = ["embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out"]
+    config |= {f"{name}_multiplier": draw.choice(factors) for name in names if draw.flag(0.8)}
+    for name, count in (("ssm", 5), ("mlp", 2)):
+        if draw.flag(0.7):
+            config[f"{name}_multipliers"] = [draw.choice(factors) for _ in range(count)]
+    return config
+
+
 def mamba2(draw: Draw) -> Config:
     config = draw.base(layer_norm_epsilon=draw.choice([1e-6, 1e-5, 1e-3]), hidden_act=draw.choice(["silu", "silu", "gelu"]))
     for name in ("rms_norm_eps", "num_attention_heads", "num_key_value_heads", "intermediate_size", "max_position_embeddings"):
@@ -706,7 +721,7 @@ FAMILIES: dict[str, Callable[[Draw], Config]] = {
         *(olmo2, olmo3, exaone4, seed_oss, minimax_m2, gpt_oss, cohere, cohere2, hunyuan_v1_dense),
         *(starcoder2, llama4_text, granitemoeshared, ernie4_5_moe),
         *(qwen3_next, qwen3_5_text, qwen3_5_moe_text, kimi_linear, lfm2, lfm2_moe),
-        *(granitemoehybrid, nemotron_h, bamba, mamba2),
+        *(granitemoehybrid, nemotron_h, falcon_h1, bamba, mamba2),
     )
 }
 
