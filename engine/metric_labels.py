@@ -34,7 +34,7 @@ HTTP_ROUTES = (  # timed separately; a path belongs to the first one that it beg
     "/admin",
 )
 OTHER_ROUTE = "other"
-WEIGHT_CACHE_OUTCOMES = ("hit", "miss", "damaged")
+WEIGHT_CACHE_OUTCOMES = ("held", "hit", "miss", "damaged")
 DEVICE_DTYPES = ("float32", "float16", "bfloat16")
 ROW_CANDIDATES = {"all": ("cuda",), "draw": ("sample",)}  # CUDA variants, used where their results are right
 OP_CANDIDATES = {  # as in ops/paddle/fused.py, by what is checked

@@ -104,4 +104,6 @@ class InPlace(Counts, Protocol):
     slots: Tensor
     derived: Tensor  # the fields of_rows, those of_kept
     numbers: Tensor  # 0, 1, 2, ..., as long as the longest field
-    kept: Counts
+
+    @property
+    def kept(self) -> Counts: ...

@@ -176,6 +176,9 @@ class OpTable(msgspec.Struct, frozen=True):
     # describes the layout of `pack` on this machine in full; packed weights with another description are unusable. None: `pack`
     # does not use the store, and everything becomes float32
     layout: Callable[[], str] | None
+    # packed modules as bytes and records, for tables that cannot say what `pack` needs before they pack: `Stored` of
+    # `ops/cuda/stored.py`
+    stored: Any
     integer_kinds: tuple[str, ...]  # integer formats that `pack` keeps as stored in a checkpoint; others become floats
 
     # host memory of a layer's keys or values, uint8 [num_blocks + 1, bytes of a block], and the block size -> the same memory
@@ -183,6 +186,9 @@ class OpTable(msgspec.Struct, frozen=True):
     cache_view: Callable[[np.ndarray, int], np.ndarray]
     clear_block: Callable[[KvCache, int], None]  # zeroes this block in every layer
     drawing: DeviceSampler | None  # None: the host samples from the logits
+    # inputs computed on the device, their columns of draft layers, sizes -> `LayerMemory` of `ops/layer_rows.py`; None: the
+    # host computes the inputs
+    layer_memory: Callable[..., Any] | None
     # replacements of ops, by name, that never read numbers on the host: for graphs, and for few rows on devices. The same bits
     sync_free_ops: Mapping[str, Callable[..., Any]]
 

@@ -65,6 +65,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemMap": (c_uint64, c_size_t, c_size_t, c_uint64, c_uint64),
     "cuMemSetAccess": (c_uint64, c_size_t, POINTER(AccessDescription), c_size_t),
     "cuMemRelease": (c_uint64,),
+    "cuMemUnmap": (c_uint64, c_size_t),
+    "cuMemAddressFree": (c_uint64, c_size_t),
     # memory of this process
     "cuMemAlloc_v2": (_Address, c_size_t),
     "cuMemFree_v2": (c_uint64,),

@@ -3,7 +3,7 @@ Management") through ctypes, without a framework.
 
 A process creates the memory, exports it as a descriptor and passes that on. The memory lives as long as any handle or
 descriptor of it. Each process that gets the descriptor maps it at its own address. Created by `engine/process/device_arena.py`
-for the supervisor; mapped by the workers.
+for the supervisor, and by workers for their weights; mapped by the workers.
 """
 
 from __future__ import annotations
@@ -32,31 +32,43 @@ class DeviceMemory:
     def create(self, num_bytes: int) -> int:
         """Return a descriptor of at least `num_bytes` zero bytes, which this process has mapped once, as the others will.
         Raises NotSharedError if the card has room, but its memory cannot be passed on."""
-        size = self._whole(num_bytes)
         try:
-            handle = self._driver.made("cuMemCreate", size, byref(self._properties()), 0)
-            descriptor = self._driver.made("cuMemExportToShareableHandle", handle, _DESCRIPTOR, 0)
+            descriptor = self.allocate(num_bytes)
             address = self.map(descriptor, num_bytes)
         except SharedMemoryError as error:
             if _OUT_OF_MEMORY in str(error):
                 raise
             raise NotSharedError(str(error)) from error
-        self._call("cuMemRelease", handle)
-        self._call("cuMemsetD8_v2", address, 0, size)
+        self._call("cuMemsetD8_v2", address, 0, self._whole(num_bytes))
         self._call("cuCtxSynchronize")
         return descriptor
 
+    def allocate(self, num_bytes: int) -> int:
+        """Return a descriptor of at least `num_bytes` with undefined contents, which no process has mapped."""
+        handle = self._driver.made("cuMemCreate", self._whole(num_bytes), byref(self._properties()), 0)
+        try:
+            return self._driver.made("cuMemExportToShareableHandle", handle, _DESCRIPTOR, 0)
+        finally:
+            self._call("cuMemRelease", handle)  # the descriptor keeps it alive
+
+    def unmap(self, address: int, num_bytes: int) -> None:
+        """Undo `map`."""
+        self._call("cuMemUnmap", address, self._whole(num_bytes))
+        self._call("cuMemAddressFree", address, self._whole(num_bytes))
+
     def map(self, descriptor: int, num_bytes: int) -> int:
-        """Map the memory behind `descriptor`, `num_bytes` long, until this process ends, and return its address."""
+        """Map the memory behind `descriptor`, `num_bytes` long, and return its address."""
         handle = self._driver.made("cuMemImportFromShareableHandle", descriptor, _DESCRIPTOR)
         return self._map(handle, self._whole(num_bytes))
 
     def _map(self, handle: int, size: int) -> int:
         access = AccessDescription(self._location, _READ_AND_WRITE)
-        address = self._driver.made("cuMemAddressReserve", size, 0, 0, 0)
-        self._call("cuMemMap", address, size, 0, handle, 0)
+        try:
+            address = self._driver.made("cuMemAddressReserve", size, 0, 0, 0)
+            self._call("cuMemMap", address, size, 0, handle, 0)
+        finally:
+            self._call("cuMemRelease", handle)  # the mapping keeps it alive
         self._call("cuMemSetAccess", address, size, byref(access), 1)
-        self._call("cuMemRelease", handle)  # the mapping keeps it alive
         return address
 
     def _properties(self) -> AllocationProperties:

@@ -56,8 +56,8 @@ class RunnerParts:
     """Everything that a rank's runner is built from.
 
     `arena`: its KV arena; `on_op` is called within a step (`make_plan`). `features`: for models with media; `adapters`: for
-    rows with adapters. `device_arena`: descriptor of memory on the card that outlives this process; -1: none. `states`: the
-    state arena of a model with recurrent layers.
+    rows with adapters. `device_arena`: descriptor of memory on the card that outlives this process, `weight_shelf`: sockets for
+    descriptors of weights there; -1: none. `states`: the state arena of a model with recurrent layers.
     """
 
     config: EngineConfig
@@ -69,6 +69,7 @@ class RunnerParts:
     adapters: AdapterArena | None = None
     device_arena: int = -1
     states: memoryview | None = None
+    weight_shelf: tuple[int, int] = (-1, -1)
 
 
 class DeviceParts(msgspec.Struct, frozen=True):

@@ -55,5 +55,6 @@ def make_rank(context: ActorContext, beat: Callable[[], None]) -> Rank:
     state_memory = context.state_arena()
     memory += (state_memory,) if state_memory is not None else ()
     states = state_memory.buffer if state_memory is not None else None
-    parts = RunnerParts(config, model, memory[0].buffer, peers, beat, features, adapters, context.device_arena_fd, states)
+    kept = context.device_arena_fd, states, context.weight_shelf_fds
+    parts = RunnerParts(config, model, memory[0].buffer, peers, beat, features, adapters, *kept)
     return Rank(make_runner(parts), group, model, adapters, memory)

@@ -127,13 +127,12 @@ def gpu_runner(parts: RunnerParts) -> Ahead:
     if config.ops == "cuda":
         from workers.devices.cuda.device import cuda_device  # only on cards
 
-        card = cuda_device(config.device_arena_library, config.dtype, lasting, peers, parts.model)
+        card = cuda_device(config.device_arena_library, config.dtype, lasting, peers, parts.model, parts.weight_shelf)
         if parts.features is not None:
             card.lend(parts.features.arena.rows)
         if parts.adapters is not None:
             parts.adapters.lend_to(card.lend)
-        make_inputs = StepInputs if config.speculative_config.has_mtp else DeviceInputs
-        return Ahead(build_runner(parts, DeviceParts(card, make_inputs, make_plan)))
+        return Ahead(build_runner(parts, DeviceParts(card, DeviceInputs, make_plan)))
     device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings, lasting=lasting)
     return Ahead(build_runner(parts, DeviceParts(device, DeviceInputs, make_plan)))
 

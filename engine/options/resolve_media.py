@@ -32,6 +32,11 @@ _PACKAGES = {"PIL": "pillow", "av": "av"}  # packages of the extra `vision`, by 
 _GIVEN = ("media_processes", "encoder_cache_size", "vision_quantization")  # without effect for a text model
 
 
+def missing_packages() -> list[str]:
+    """Return the packages for pictures and video that are not installed."""
+    return [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
+
+
 def resolve_media(options: OptionValues, record: ModelRecord, max_model_len: int, ops: str) -> dict[str, Any]:
     """Return fields of EngineConfig. Raises OptionError if the model does not support the options, or if memory limits are too
     small."""
@@ -46,7 +51,7 @@ def resolve_media(options: OptionValues, record: ModelRecord, max_model_len: int
                 why = "--language-model-only is set" if vision else "the model takes only text"
                 raise OptionError(f"--{key.replace('_', '-')} {values[key]} has no effect: {why}; remove it")
         return fields
-    if missing := [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]:
+    if missing := missing_packages():
         raise MissingExtraError(
             f"--model {record.path}: this model reads images and needs {' and '.join(missing)}, not installed here; "
             f"run pip install '{DISTRIBUTION}[vision]', or serve it for text alone with --language-model-only",

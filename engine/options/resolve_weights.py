@@ -92,12 +92,12 @@ def resolve_calibration(options: OptionValues, quantization: str) -> dict[str, A
 def resolve_cache_directory(options: OptionValues, ops: str) -> str:
     """Return the directory; empty if no packed weights are kept: disabled, random weights, or ops without a packed layout."""
     values = options.values
-    if not values["weight_cache"] or ops != "native" or values["load_format"] == "dummy":
+    if not values["weight_cache"] or ops not in ("native", "cuda") or values["load_format"] == "dummy":
         if values["weight_cache_dir"] is not None:
             kept = "only kernel timings" if (ops, values["cpu_kernels"]) == ("native", "auto") else "nothing"
             options.notes.append(
-                f"--weight-cache-dir stores {kept}: packed weights are stored only for checkpoints with native ops "
-                "and without --no-weight-cache"
+                f"--weight-cache-dir stores {kept}: packed weights are stored only for checkpoints with native or CUDA "
+                "ops and without --no-weight-cache"
             )
         return ""
     return str(cache_directory(options))

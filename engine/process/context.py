@@ -45,6 +45,7 @@ class ActorContext:
         events_fd: int = -1,
         listener_fd: int = -1,
         device_arena_fd: int = -1,
+        weight_shelf_fds: tuple[int, int] = (-1, -1),
     ) -> None:
         """Set up the context. The descriptors are inherited by this process: memory files, those of slabs by the names of their
         producers, the event socket of the supervisor, and a listening socket."""
@@ -63,6 +64,7 @@ class ActorContext:
         self.events = EventSender(events_fd)
         self._arena_fd = arena_fd
         self.device_arena_fd = device_arena_fd  # a rank's KV arena in device memory; -1: none that survives it
+        self.weight_shelf_fds = weight_shelf_fds  # sockets that keep a rank's weights in device memory; -1: none
         self._comm_fd = comm_fd
         self._media_fds = media_fds or {}
         self.listener_fd = listener_fd

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    lent = (life.events_fd, life.listener_fd, life.device_arena_fd)
+    lent = (life.events_fd, life.listener_fd, life.device_arena_fd, *life.weight_shelf_fds)
     for descriptor in (*life.segments.values(), *life.media_fds.values(), *lent):
         if descriptor >= 0:
             os.set_inheritable(descriptor, False)  # programs that an actor starts do not inherit them
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=manifest.config.log_level.upper(), handlers=[handler])
     fds = (life.arena_fd, life.comm_fd, life.media_fds, life.events_fd, life.listener_fd, life.device_arena_fd)
     config = with_secrets(manifest.config, os.environ)
-    context = ActorContext(this_run, config, life.actor, life.epoch, *fds)
+    context = ActorContext(this_run, config, life.actor, life.epoch, *fds, life.weight_shelf_fds)
     context.row.set_state(State.ATTACHED)
     _end_on_sigterm(context)
     if config.plugins:

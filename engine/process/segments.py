@@ -156,6 +156,7 @@ class RunSegments:
         }
         hold_segments(self.descriptors)
         self.device_arenas: list[int] = []  # descriptors of the ranks' arenas in device memory, closed elsewhere; -1: none
+        self.weight_shelves: list[tuple[int, int]] = []  # sockets of the ranks' weights in device memory, closed elsewhere
         self.arenas = _create_arenas(len(self._readers), arena_bytes, has_cache_on_host) if arena_bytes else []
         replicas = list(self._readers.values())
         self._rank_groups = [tuple(rank for ranks in replicas for rank in ranks)] if shared_experts else replicas
@@ -214,6 +215,10 @@ class RunSegments:
     def device_arena_of(self, name: str) -> int:
         """Return the descriptor of a rank's KV arena in device memory; -1: the actor gets none."""
         return self.device_arenas[index_of(name)] if self.device_arenas and role_of(name) == "worker" else -1
+
+    def weight_shelf_of(self, name: str) -> tuple[int, int]:
+        """Return the sockets that keep a rank's weights in device memory; -1: the actor gets none."""
+        return self.weight_shelves[index_of(name)] if self.weight_shelves and role_of(name) == "worker" else (-1, -1)
 
     def comm_of(self, name: str) -> MemoryFile | None:
         """Return the comm arena of a rank's rank group; None: the actor gets none."""

@@ -87,6 +87,7 @@ class ActorLife(msgspec.Struct, frozen=True):
     segments: dict[str, int] = {}  # name -> descriptor
     arena_fd: int = -1
     device_arena_fd: int = -1
+    weight_shelf_fds: tuple[int, int] = (-1, -1)  # sockets
     comm_fd: int = -1
     media_fds: dict[str, int] = {}  # media memory by name
     events_fd: int = -1

@@ -98,9 +98,10 @@ def spawn(
     named = segments.descriptors
     listener_fd = listener_fd if role_of(plan.name) == "api" else -1
     card_fd = segments.device_arena_of(plan.name)
-    fds = (named, arena_fd, card_fd, comm_fd, media_fds, events_fd, listener_fd)
+    shelf = segments.weight_shelf_of(plan.name)
+    fds = (named, arena_fd, card_fd, shelf, comm_fd, media_fds, events_fd, listener_fd)
     life = ActorLife(str(run.directory), plan.name, epoch, os.getpid(), *fds)
-    inherited = (*named.values(), arena_fd, card_fd, comm_fd, *media_fds.values(), events_fd, listener_fd)
+    inherited = (*named.values(), arena_fd, card_fd, *shelf, comm_fd, *media_fds.values(), events_fd, listener_fd)
     command = [sys.executable, "-m", "engine.process", msgspec.json.encode(life).decode()]
     log_path = run.log_path(plan.name)
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -1,5 +1,7 @@
 """KV arenas in device memory, which survive the workers: one per rank, created by a child (`engine/process/device_arena.py`)
-that ends when the supervisor has its descriptor. Used at the start of an engine."""
+that ends when the supervisor has its descriptor. Used at the start of an engine.
+
+Also the sockets that keep descriptors of weights there (`workers/devices/cuda/shelf.py`)."""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -43,6 +45,20 @@ def device_arenas(
                 f"KV cache of GPU {', '.join(map(str, alone))} ends with its worker: the driver cannot share memory between "
                 f"processes ({causes[alone[0]]}); after a worker's death, running requests are computed again"
             )
+        yield found
+
+
+@contextlib.contextmanager
+def weight_shelves(arenas: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """Yield a pair of sockets for each of the ranks' `arenas`: what one life of a worker sends, descriptors of memory included,
+    the next one receives. -1: the driver cannot share memory."""
+    with contextlib.ExitStack() as open_until_end:
+        found = []
+        for arena in arenas:
+            pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if arena >= 0 else ()
+            for each in pair:
+                open_until_end.enter_context(each)
+            found.append((pair[0].fileno(), pair[1].fileno()) if pair else (-1, -1))
         yield found
 
 

@@ -89,11 +89,12 @@ def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], p
             segments = RunSegments.of(config, [actor.name for actor in plan], *shape)
             open_until_end.callback(segments.close)
             if config.device_arena_library:
-                from engine.supervisor.device_arenas import device_arenas  # only for engines on devices
+                from engine.supervisor.device_arenas import device_arenas, weight_shelves  # only for engines on devices
 
                 sizes = config.num_ranks, config.kv_cache_bytes
                 on_cards = device_arenas(config.device_arena_library, *sizes, lambda text: progress.note(f"note: {text}"))
                 segments.device_arenas = open_until_end.enter_context(on_cards)
+                segments.weight_shelves = open_until_end.enter_context(weight_shelves(segments.device_arenas))
             stdout = LineWriter(STDOUT, lambda num_dropped: "")
             open_until_end.callback(stdout.close)
             announce = functools.partial(_announce, config, segments, start_s, stdout)

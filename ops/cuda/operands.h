@@ -458,6 +458,92 @@ struct Sample {
     int num_blocks;     // of a slot's table
 };
 
+// Writes the values that the host sent to the slots' memory, as Derive does.
+struct WriteSent {
+    Buffer<int> sent;   // [1 + 5 * num_slots], as Derive has it
+    Buffer<int> slots;  // [_], in and out
+    int num_slots;
+};
+
+// Rows that get draft tokens, as ops/layer_rows.py describes them.
+struct Drafts {
+    Buffer<int> columns;  // [5, max_drafted]: slots, positions of their last tokens, draft tokens, first keys, states
+    Buffer<int> slots;    // [num_slots + 1, num_positions + num_blocks + 1], as Derive: tokens
+    int max_drafted;
+    int num_slots;
+    int num_positions;  // of a slot's tokens
+    int num_blocks;     // of a slot's table
+};
+
+// Inputs of the draft token `number` of each row; rows without it are those of the dummy slot.
+struct DraftRows {
+    Drafts drafts;
+    Buffer<int> rows;  // out [5, num_rows]: tokens, positions, slots, first keys, positions after them
+    int number;
+    int num_rows;
+};
+
+// The likeliest token of each row becomes its draft token `number`.
+struct PutDraft {
+    Drafts drafts;
+    Buffer<float> logits;  // [num_rows, vocab]
+    int num_rows;
+    int vocab;
+    int first;  // of the rows that have these logits
+    int number;
+};
+
+// Inputs of a step's kept rows, as entries, and the hidden state before each; rows without an entry are those of the dummy slot.
+struct EntryRows {
+    int type;
+    Untyped hidden;                // [num_rows, width] of the kept rows
+    Untyped states;                // [num_slots + 1, group, width]
+    Buffer<int> columns;           // [2, num_slots]: first position that gets an entry, state
+    Buffer<int> sequence_offsets;  // [num_slots + 1], of rows that are kept
+    Buffer<int> row_ids;           // [num_rows] of rows that are kept: which of the step's each of these is
+    Buffer<int> token_ids;         // [_] of the step's rows
+    Buffer<int> positions;         // [_] of the step's rows
+    Buffer<int> row_slots;         // [_] of the step's rows
+    Buffer<int> rows;              // out [5, num_rows], as DraftRows
+    Untyped before;                // out [num_rows, width]
+    int num_rows;
+    int width;
+    int num_slots;
+    int group;
+};
+
+// The hidden states of the last rows of each sequence become the states of its group.
+struct KeepStates {
+    int type;
+    Untyped hidden;                // [num_rows, width] of the kept rows
+    Untyped states;                // [num_slots + 1, group, width], out
+    Buffer<int> columns;           // [2, num_slots]: first position that gets an entry, state
+    Buffer<int> sequence_offsets;  // [num_slots + 1], of rows that are kept
+    int num_rows;
+    int width;
+    int num_slots;
+    int group;
+};
+
+// Sampled tokens, followed by those that their rows read.
+struct ReadTokens {
+    Buffer<int> drawn;         // [num_lines, num_rows]; empty: none
+    Buffer<int> row_ids;       // [num_rows]: which of the rows that are kept each is
+    Buffer<int> kept_row_ids;  // [_] of rows that are kept: which of the step's each of these is
+    Buffer<int> token_ids;     // [_] of the step's rows
+    Buffer<int> lines;         // out [num_lines + 1, num_rows]
+    int num_rows;
+    int num_lines;
+};
+
+// The first `count` draft tokens of each row.
+struct DraftTokens {
+    Drafts drafts;
+    Buffer<int> tokens;  // out [num_rows, count]
+    int num_rows;
+    int count;
+};
+
 // Columns that ranks have of a matrix, side by side on each of them. The lent memory has two halves, each with a line (the first
 // and last column of its rank) and the rank's columns.
 struct Gather {

@@ -16,10 +16,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from ops.cuda.array import DTYPES, CardMemory, CudaArray, HostMemory, array_on, empty_on
+from ops.cuda.layer_rows import CudaLayerMemory
 from ops.cuda.library import Library
 from ops.cuda.operands import TYPES, bound
 from ops.cuda.packing import INTEGERS, PackedExperts, PackedLinear, Packer
 from ops.cuda.sharing import SharedExperts, SharedMemory, Windows
+from ops.cuda.stored import Holder, Stored
+from ops.layer_rows import DeviceStep, LayerSizes
 from ops.modules import (
     ACTIVATIONS,
     AdaptedPart,
@@ -77,10 +80,11 @@ def make_table(
     dtype: str = "float32",
     windows: Callable[[], Windows] | None = None,
     shared: Callable[[], SharedMemory] | None = None,
+    holder: Holder | None = None,
 ) -> OpTable:
     """Return the table. `memory`: of the card, by default the host's, for kernels that are emulated without a driver. `stream`:
     returns the address of the current stream. `dtype`: of activations. `windows`: returns those of ranks that share a model;
-    `shared`: what ranks that share experts have in common."""
+    `shared`: what ranks that share experts have in common. `holder`: of loaded weights."""
     memory = memory or HostMemory()
     ops = CudaOps(library, memory, stream, dtype, windows, shared)
     return OpTable(
@@ -89,10 +93,12 @@ def make_table(
         row_tile=_ROW_TILE,
         pack=Packer(memory, dtype).pack,
         layout=None,
+        stored=Stored(memory, dtype, holder),
         integer_kinds=INTEGERS,
         cache_view=lambda memory, block_size: memory,
         clear_block=ops.clear_block,
         drawing=DeviceSampler(ops.draw, is_greedy=False),
+        layer_memory=ops.layer_memory,
         sync_free_ops={} if shared is None else {"experts": functools.partial(ops.experts, are_alike=True)},
         begin=ops.begin,
         embedding=ops.embedding,
@@ -267,6 +273,16 @@ class CudaOps:
             num_positions=memory.sizes.num_positions,
             num_blocks=memory.sizes.num_blocks,
         )["drawn"]
+
+    def layer_memory(self, step: DeviceStep, columns: CudaArray, sizes: LayerSizes) -> CudaLayerMemory:
+        def zeros(num_rows: int) -> CudaArray:
+            dtype = DTYPES[self._dtype]
+            return array_on(self._memory, np.zeros((num_rows, sizes.hidden_size), dtype), self._dtype)
+
+        def floats(x: Tensor) -> CudaArray:
+            return cast(CudaArray, self._converted(x, "float32"))
+
+        return CudaLayerMemory(self._run, self._make, zeros, floats, step, columns, sizes)
 
     # --------------------------------------------------------------------------------------------------------- lookups
 
@@ -576,6 +592,7 @@ class CudaOps:
 
     def route(self, step: Any, x: Tensor, module: Router) -> Routing:
         inputs: AttentionMetadata | None = getattr(step, "inputs", step)
+        offsets = None if inputs is None else inputs.sequence_offsets
         logits, rule = self.linear(x, module.linear), module.rule
         if module.linear.adapters is not None:
             logits = self.adapt(step, logits, x, module.linear)
@@ -585,7 +602,7 @@ class CudaOps:
             correction=module.correction,
             scales=module.scales,
             expert_sets=None if module.set is None or inputs is None else inputs.expert_sets,
-            num_tokens=None if inputs is None else inputs.sequence_offsets[len(inputs.sequence_offsets) - 1 :],
+            num_tokens=None if offsets is None else offsets[len(offsets) - 1 :],
             added_to_sum=rule.added_to_sum,
             smallest_sum=rule.smallest_sum,
             factor=rule.factor,

@@ -8,12 +8,14 @@ import asyncio
 
 import httpx
 
-from tests.e2e.engine_process import OPERATOR, EngineProcess
+from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
 from tests.e2e.workload import Answer, Body, mixed_bodies, stream_all
 from tests.waiting import WATCHDOG_S
 
 OPTIONS = ("--max-model-len", "300", "--threads", "1", "--restart-limit", "100")
 DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2, "adaptive": false}')
+LAYERS = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2, "adaptive": false}')
+LAYERS_MODEL = GOLDEN / "deepseek_v3"  # has a layer that drafts
 # Prompts of three blocks that grow to six, with thirteen blocks in all: some are preempted.
 CUT = ("--max-num-batched-tokens", "48", "--max-num-seqs", "8", "--block-size", "8", "--num-kv-blocks", "13")
 CAPTURED = ("--plan", "captured", "--cudagraph-capture-sizes", "24,12,6,3")  # of steps with those drafts

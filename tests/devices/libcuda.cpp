@@ -153,6 +153,15 @@ int cuMemRelease(Handle handle) {
     return close(static_cast<int>(handle)) == 0 ? 0 : INVALID;
 }
 
+int cuMemUnmap(uint64_t address, size_t size) {
+    void *at = reinterpret_cast<void *>(address);
+    return mmap(at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == at ? 0 : INVALID;
+}
+
+int cuMemAddressFree(uint64_t address, size_t size) {
+    return munmap(reinterpret_cast<void *>(address), size) == 0 ? 0 : INVALID;
+}
+
 int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t size) {
     REFUSE
     memset(reinterpret_cast<void *>(address), value, size);

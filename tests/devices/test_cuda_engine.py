@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 
 from tests.adapters import write_adapter
-from tests.devices.driver import emulated_driver
+from tests.devices.card_engine import engine_on_card
 from tests.devices.engines import (
     BODIES,
     CAPTURED,
     CAPTURED_PAIRS,
     CUT,
     DRAFTS,
+    LAYERS,
+    LAYERS_MODEL,
     OF_PAIRS,
-    OPTIONS,
     Expected,
     beside_a_kill,
     order,
@@ -29,15 +30,8 @@ from tests.devices.engines import (
 from tests.e2e.engine_process import GOLDEN, EngineProcess
 from tests.e2e.test_replicas import order as order_with
 from tests.e2e.workload import answers, answers_together
-from tests.ops.cuda.card import emulated_library
 
 MODEL, MIXTURE = GOLDEN / "qwen3", GOLDEN / "qwen3_moe"
-
-
-def engine_on_card(*options: str, model: Path = MODEL) -> EngineProcess:
-    emulated_library()  # compiled once, not by each worker
-    where = str(Path(emulated_driver()).parent)
-    return EngineProcess(model, "--device", "gpu", *OPTIONS, *options, environment={"LD_LIBRARY_PATH": where})
 
 
 def maps_of(engine: EngineProcess, name: str) -> str:
@@ -47,7 +41,7 @@ def maps_of(engine: EngineProcess, name: str) -> str:
 @pytest.fixture(scope="module")
 def expected() -> Expected:
     """Each request alone, op by op, without drafts."""
-    with engine_on_card("--plan", "eager") as engine:
+    with engine_on_card(MODEL, "--plan", "eager") as engine:
         assert "libcuda.so.1" in maps_of(engine, "worker0")
         assert "paddle" not in maps_of(engine, "worker0")
         return said(answers(engine, BODIES, concurrency=1))
@@ -55,7 +49,7 @@ def expected() -> Expected:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineProcess]:
-    with engine_on_card(*CAPTURED, *CUT, *DRAFTS) as engine:
+    with engine_on_card(MODEL, *CAPTURED, *CUT, *DRAFTS) as engine:
         yield engine
 
 
@@ -84,7 +78,7 @@ def test_adapters_have_the_same_answers(expected: Expected, tmp_path: Path) -> N
     modules = [f"a{seed}={write_adapter(tmp_path / str(seed), MODEL, seed=seed, rank=4 + 3 * seed)}" for seed in range(2)]
     lora = ("--served-model-name", "base", "--enable-lora", "--max-loras", "2", "--lora-modules", *modules)
     names = ("base", "a0", "a1")
-    with engine_on_card(*CAPTURED_PAIRS, "--num-kv-blocks", "60", *lora) as engine:
+    with engine_on_card(MODEL, *CAPTURED_PAIRS, "--num-kv-blocks", "60", *lora) as engine:
         bodies = {name: [body | {"model": name} for body in BODIES] for name in names}
         alone = {name: said(answers(engine, bodies[name], concurrency=1)) for name in names}
         assert alone["base"] == expected != alone["a0"] != alone["a1"] != expected
@@ -95,17 +89,17 @@ def test_adapters_have_the_same_answers(expected: Expected, tmp_path: Path) -> N
 
 
 def test_two_ranks_have_the_same_answers(expected: Expected) -> None:
-    with engine_on_card(*CAPTURED_PAIRS, *OF_PAIRS) as engine:
+    with engine_on_card(MODEL, *CAPTURED_PAIRS, *OF_PAIRS) as engine:
         assert said(answers_together(engine, BODIES)) == expected
         assert said(asyncio.run(beside_a_kill(engine, BODIES, len(BODIES), "worker1", restarted=("worker1",)))) == expected
 
 
 def test_replicas_that_share_experts_have_the_same_answers() -> None:
     """Rows are counted, experts move by command, and one replica goes on while the other is dead."""
-    with engine_on_card("--plan", "eager", model=MIXTURE) as engine:
+    with engine_on_card(MIXTURE, "--plan", "eager") as engine:
         alone = said(answers(engine, BODIES, concurrency=1))
     sharing = ("-dp", "2", "--enable-expert-parallel", "--enable-eplb", "--num-kv-blocks", "60")
-    with engine_on_card(*CAPTURED_PAIRS, *sharing, model=MIXTURE) as engine:
+    with engine_on_card(MIXTURE, *CAPTURED_PAIRS, *sharing) as engine:
         assert "libcuda.so.1" in maps_of(engine, "worker1")
         assert said(answers_together(engine, BODIES)) == alone
         moved = order_with(engine, "eplb/rebalance", force=True)
@@ -113,3 +107,17 @@ def test_replicas_that_share_experts_have_the_same_answers() -> None:
         assert said(asyncio.run(beside_a_kill(engine, BODIES, len(BODIES), "worker1", restarted=("worker1",)))) == alone
         assert engine.metric("captured_step_rows_count") > 0
         assert engine.actors()["worker0"]["epoch"] == 1
+
+
+def test_layers_that_draft_do_not_change_answers() -> None:
+    """Their draft tokens and hidden states stay on the card, in captured steps."""
+    bodies = BODIES[:3]
+    with engine_on_card(LAYERS_MODEL, "--plan", "eager") as engine:
+        expected = said(answers(engine, bodies, concurrency=1))
+    with engine_on_card(LAYERS_MODEL, *CAPTURED, *CUT, *LAYERS) as engine:
+        assert "paddle" not in maps_of(engine, "worker0")
+        assert said(answers_together(engine, bodies)) == expected
+        assert engine.metric("spec_decode_num_draft_tokens_total") > 0
+        assert engine.metric("captured_step_rows_count") > 0
+        assert engine.metric("uncaptured_step_sizes") == 0
+        assert said(asyncio.run(beside_a_kill(engine, bodies, len(bodies), "worker0", restarted=("worker0",)))) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -41,6 +42,16 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, EnginePro
     options = ("--dtype", "float32", "--max-model-len", "400", *CONDITIONS[condition])
     with EngineProcess(GOLDEN / architecture, *options) as engine:
         yield architecture, condition, engine
+
+
+def picture_link(content: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+def with_pictures(architecture: str, case: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a case with its pictures, if any."""
+    links = [picture_link((GOLDEN / architecture / name).read_bytes()) for name in case.get("images", ())]
+    return body_of(case) | ({"multi_modal_data": {"image": links}} if links else {})
 
 
 def body_of(case: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from engine.checkpoint.model_config import ModelConfig
 from tests.api.media.file_server import FileServer
 from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
 from tests.e2e.hostile_media import abort_a_third, check_nothing_is_held, statuses_of_damaged
-from tests.e2e.test_golden import TOLERANCE, body_of, check_prompt_logprobs, golden_cases
+from tests.e2e.test_golden import TOLERANCE, body_of, check_prompt_logprobs, golden_cases, picture_link, with_pictures
 from tests.e2e.workload import answers_together, wait_for_waiting
 from tests.golden.make_units import pixels_of
 from tests.waiting import WATCHDOG_S, wait_until
@@ -58,15 +58,6 @@ def seeing(request: pytest.FixtureRequest) -> Iterator[tuple[str, EngineProcess]
         GOLDEN / architecture, "--dtype", "float32", "--max-model-len", "400", *options, *LINK_OPTIONS
     ) as engine:
         yield architecture, engine
-
-
-def data(content: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
-
-
-def with_pictures(architecture: str, case: dict[str, Any]) -> dict[str, Any]:
-    links = [data((GOLDEN / architecture / name).read_bytes()) for name in case["images"]]
-    return body_of(case) | {"multi_modal_data": {"image": links}}
 
 
 def test_golden_outputs(seeing: tuple[str, EngineProcess]) -> None:
@@ -117,7 +108,7 @@ def with_video(architecture: str) -> dict[str, Any]:
         pixels = pixels_of(unit["frames"], unit["height"] * side, unit["width"] * side, vision.patch_size)
         (pictures if unit["frames"] == 1 else frames).extend(png(frame) for frame in pixels)
     video = "data:video/jpeg;base64," + ",".join(base64.b64encode(frame).decode() for frame in frames)
-    media = {"image": [data(content) for content in pictures], "video": [video]}
+    media = {"image": [picture_link(content) for content in pictures], "video": [video]}
     return body_of(case) | {"multi_modal_data": media, "mm_processor_kwargs": {"min_pixels": 1}}
 
 
@@ -152,7 +143,7 @@ def test_one_picture_is_encoded_once(seeing: tuple[str, EngineProcess]) -> None:
     encode_s = engine.metric("encoder_seconds_total")
     body = {"prompt": [40, 3, 5, 4, 41], "max_tokens": 4, "ignore_eos": True, "temperature": 0, "logprobs": 1}
     bodies = [body | {"return_token_ids": True, "prompt": [40 + place, *body["prompt"]]} for place in range(6)]
-    bodies = [body | {"multi_modal_data": {"image": [data(picture(side, side, 99))]}} for body in bodies]
+    bodies = [body | {"multi_modal_data": {"image": [picture_link(picture(side, side, 99))]}} for body in bodies]
     first, again = answers_together(engine, bodies), answers_together(engine, bodies)
     assert first == again
     found = {name: engine.metric(name) - before[name] for name in names}
@@ -188,7 +179,9 @@ def test_damaged_files_and_leaving_clients_hold_nothing(seeing: tuple[str, Engin
 
 def asking(*parts: str | bytes) -> list[Any]:
     content = [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image_url", "image_url": {"url": data(part)}}
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image_url", "image_url": {"url": picture_link(part)}}
         for part in parts
     ]
     return [{"role": "user", "content": content}]

@@ -23,7 +23,7 @@ from ops.cuda.operands import ROWS
 from shm.cuda_driver import CardInfo
 from tests.devices.driver import emulated_driver
 from tests.ops.cuda.card import emulated_library
-from tests.paths import REPOSITORY, TEXT_MODELS
+from tests.paths import PICTURE_MODELS, REPOSITORY, TEXT_MODELS
 from tests.waiting import WATCHDOG_S, wait_until
 from tools.device import evidence
 from tools.device.cases import WITHOUT_CASES
@@ -68,6 +68,8 @@ def test_all_parts_run_on_the_emulated_card(environment: dict[str, str], tmp_pat
     for prefix in ("equal: ", "replayed: "):
         assert {what.removeprefix(prefix).split(",")[0] for what in found if what.startswith(prefix)} == checked
     assert sum(what.startswith("invariant: ") for what in found) > 12
+    for what in ("the same bytes with layers that draft", f"--ops cuda: golden {PICTURE_MODELS[0]}"):
+        assert found[what]["outcome"] == "held"
     assert found["small: decode, 2 streams"]["values"]["tokens_per_s"] > 0
 
 
@@ -172,7 +174,7 @@ def test_kernels_that_came_along_are_not_compiled(tmp_path: Path) -> None:
 def test_folder_has_what_the_command_needs() -> None:
     found = set(files("3.11"))
     assert {"tools/device/card", "engine/config.py", "tests/devices/engines.py", "ops/cuda/linear.cu"} <= found
-    assert {file.split("/")[2] for file in found if file.startswith("tests/golden/")} == set(TEXT_MODELS)
+    assert {file.split("/")[2] for file in found if file.startswith("tests/golden/")} == {*TEXT_MODELS, *PICTURE_MODELS}
     assert any(file.startswith("shm/_native.cpython-311-") for file in found)
     assert not [file for file in found if file.startswith(("tools/demo/model/", ".github/"))]
     assert imported_by({file for file in found if file.startswith("tools/device/") and file.endswith(".py")}) <= found

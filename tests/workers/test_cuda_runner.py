@@ -25,6 +25,7 @@ from tests.workers.mtp import drafting, write_walk
 from tests.workers.serving import ServedSequence, Serving, make_runner
 from tests.workers.test_runners import NGRAM, NONE, plain_sequences, run_ahead, run_alone
 from workers.engine.runner import ModelRunner
+from workers.extensions.drafts.mtp_steps import MtpSteps
 from workers.runners import cpu_runner, gpu_runner
 
 INT8 = WeightFormat("int8")
@@ -143,8 +144,9 @@ def test_drafts_and_masks_keep_the_bits(plan: str) -> None:
 
 
 @pytest.mark.slow
-def test_drafts_of_mtp_layers_are_accepted(tmp_path: Path) -> None:
-    """The model's draft tokens are accepted."""
+@pytest.mark.parametrize("plan", ["eager", "captured"])
+def test_drafts_of_mtp_layers_are_accepted(plan: str, tmp_path: Path) -> None:
+    """Without drafts on the host, with drafts there, and with drafts that stay on the card."""
     write_walk(tmp_path, np.random.default_rng(0).permutation(80), is_by_hidden=True)
 
     def run(make: Callable[..., ModelRunner], **options: Any) -> tuple[list[int], list[int]]:
@@ -155,8 +157,40 @@ def test_drafts_of_mtp_layers_are_accepted(tmp_path: Path) -> None:
         return sequence.outputs, serving.num_tokens_of_rows
 
     expected, _ = run(on_host)
-    found, num_tokens = run(on_card, speculative_config=drafting(2))
-    assert (found, max(num_tokens)) == (expected, 3)
+    drafts = {"speculative_config": drafting(2)}
+    of_host = run(on_host, **drafts)
+    assert run(on_card, **drafts, **(captured(3) if plan == "captured" else {})) == of_host
+    assert (of_host[0], max(of_host[1])) == (expected, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_captured_mtp_layers_keep_the_bits(dtype: str) -> None:
+    """Rejected drafts, a sequence with prompt log-probabilities, and one whose logits the host reads after the layers ran."""
+    sizes = {"max_model_len": 48, "dtype": dtype, "kv_cache_dtype": dtype}
+
+    def run(**options: Any) -> tuple[list[tuple[object, ...]], ModelRunner]:
+        runner = on_card(GOLDEN / "deepseek_v3", **sizes, **options)
+        batch = [
+            ServedSequence([5, 9, 3, 30], SamplingParams(temperature=0.0, num_logprobs=2), 6),
+            ServedSequence([5, 9, 3], SamplingParams(temperature=0.9, presence_penalty=0.5, seed=8), 5),
+            ServedSequence([7, 8, 9, 4], SamplingParams(temperature=0.0, num_prompt_logprobs=1), 4),
+        ]
+        serving = Serving(runner, chunk=16)
+        for slot, sequence in enumerate(batch):
+            serving.place(sequence, slot)
+        serving.run(batch)
+        return [sequence.answer() for sequence in batch], runner
+
+    expected, _ = run()
+    found, runner = run(speculative_config=drafting(2), **captured(3))
+    assert found == expected
+    plan, layers = runner.weights.plan, runner.find(MtpSteps)
+    assert plan is not None
+    assert layers is not None
+    assert (sorted(plan.captured), list(plan.failed_sizes), layers.layers.num_uncaptured) == ([6, 12], [], 0)
+    assert runner.ran is not None
+    assert any(is_captured for _, is_captured in runner.ran)
 
 
 @pytest.mark.slow

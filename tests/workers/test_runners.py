@@ -53,7 +53,7 @@ class Again:
 
 
 class GraphDevice(PaddleDevice):
-    def capture(self, run: Callable[[], object]) -> Graph:  # type: ignore[override]
+    def capture(self, run: Callable[[], object], group: int = 0) -> Graph:  # type: ignore[override]
         run()
         return Again(run)
 

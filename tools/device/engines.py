@@ -31,7 +31,7 @@ from tests.devices.engines import (
     said,
 )
 from tests.e2e.engine_process import GOLDEN, EngineProcess
-from tests.e2e.test_golden import TOLERANCE, body_of, golden_cases
+from tests.e2e.test_golden import TOLERANCE, golden_cases, with_pictures
 from tests.e2e.workload import answers, answers_together, stream_one
 from tools.device.findings import Finding, Findings, Outcome, least
 
@@ -117,14 +117,14 @@ def compared(what: str, expected: Expected, found: Expected) -> Finding:
 
 
 def golden(target: Target, ops: str, models: Iterable[str], dtype: str = "float32", tolerance: float = TOLERANCE) -> Findings:
-    """Compare greedy tokens and their log-probabilities with those of transformers in float32. In bfloat16, where another of
-    two nearly equal tokens may be the best, an answer is compared up to its first other token."""
+    """Compare greedy tokens and their log-probabilities with those of transformers in float32; models that see get pictures. In
+    bfloat16, where another of two nearly equal tokens may be the best, an answer is compared up to its first other token."""
     for model in models:
         what = f"--ops {ops}: golden {model}" if dtype == "float32" else f"--ops {ops}: golden {model} in {dtype}"
         options = ("--dtype", dtype, "--plan", "eager", "--max-model-len", "400", "--num-kv-blocks", "600")
         with target.engine(GOLDEN / model, ops, *options) as engine:
             cases = golden_cases(model)
-            found = answers_together(engine, [body_of(case) for case in cases])
+            found = answers_together(engine, [with_pictures(model, case) for case in cases])
         num_other, furthest = 0, 0.0
         for answer, case in zip(found, cases, strict=True):
             expected, count = case["greedy_token_ids"], len(answer.token_ids)

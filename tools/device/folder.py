@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.paths import REPOSITORY, TEXT_MODELS
+from tests.paths import PICTURE_MODELS, REPOSITORY, TEXT_MODELS
 from tools.device.kept_kernels import compile_for
 
 MAX_BYTES = 60 << 20
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 def files(version: str) -> Iterator[str]:
     """Yield the repository's files that go along, and the native modules for that Python."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
-    golden = tuple(f"tests/golden/{model}/" for model in TEXT_MODELS)
+    golden = tuple(f"tests/golden/{model}/" for model in (*TEXT_MODELS, *PICTURE_MODELS))
     for file in filter(None, listed.split("\0")):
         if not file.startswith(_LEFT_OUT) or file.startswith((*golden, *_KEPT)):
             yield file

@@ -7,18 +7,32 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any
 
 import httpx
 
+from engine.options.resolve_media import missing_packages
 from shm.cuda_driver import DriverLibrary
-from tests.devices.engines import BODIES, CAPTURED, CUT, DRAFTS, OPTIONS, Expected, beside_a_kill, order, said
+from tests.devices.engines import (
+    BODIES,
+    CAPTURED,
+    CUT,
+    DRAFTS,
+    LAYERS,
+    LAYERS_MODEL,
+    OPTIONS,
+    Expected,
+    beside_a_kill,
+    order,
+    said,
+)
 from tests.e2e.engine_process import EngineProcess
 from tests.e2e.test_golden import TOLERANCE
 from tests.e2e.workload import answers, answers_together, mixed_bodies
-from tests.paths import TEXT_MODELS
+from tests.paths import PICTURE_MODELS, TEXT_MODELS
 from tests.waiting import WATCHDOG_S
 from tools.device import engines
 from tools.device.card import CardError
@@ -41,15 +55,25 @@ def target_of(plan: Plan) -> Target:
 def items(plan: Plan) -> list[Item]:
     target = target_of(plan)
     disturbed = Item("caching, choices and kills", partial(_disturbed, target, plan))
+    drafts = Item("layers that draft", partial(_layers, target, plan))
+    pictures = Item("golden models with pictures", partial(_pictures, target, plan))
     if plan.is_small:
-        return [disturbed]  # `tests/tools/test_device_whole.py` has the others
+        return [disturbed, drafts, pictures]  # `tests/tools/test_device_whole.py` has the others
     ways = list(engines.WAYS.values())
     found = [Item(f"the same bytes in {dtype}", partial(engines.same_bytes, target, "cuda", ways, dtype)) for dtype in _DTYPES]
-    found += [disturbed, Item(f"{_MANY} requests together", lambda: _many(target))]
-    return found + [Item(f"golden models in {dtype}", partial(_golden, target, dtype)) for dtype in _DTYPES]
+    found += [disturbed, drafts, Item(f"{_MANY} requests together", lambda: _many(target))]
+    found += [Item(f"golden models in {dtype}", partial(_golden, target, dtype, TEXT_MODELS)) for dtype in _DTYPES]
+    return [*found, pictures]
 
 
-def _golden(target: Target, dtype: str) -> Findings:
+def _pictures(target: Target, plan: Plan) -> Findings:
+    if missing := missing_packages():
+        yield Finding("golden models with pictures", Outcome.NOT_RUN, f"they need {' and '.join(missing)}, not installed here")
+        return
+    yield from _golden(target, "float32", PICTURE_MODELS[:1] if plan.is_small else PICTURE_MODELS)
+
+
+def _golden(target: Target, dtype: str, models: Sequence[str]) -> Findings:
     """Check some models at once, because most of the time their engines start."""
 
     def of_model(model: str) -> list[Finding]:
@@ -59,7 +83,7 @@ def _golden(target: Target, dtype: str) -> Findings:
             return [Finding.of(f"golden {model} in {dtype}", False, f"it ended with {type(error).__name__}: {error}")]
 
     with ThreadPoolExecutor(_ENGINES_AT_ONCE) as pool:
-        for done in as_completed([pool.submit(of_model, model) for model in TEXT_MODELS]):
+        for done in as_completed([pool.submit(of_model, model) for model in models]):
             yield from done.result()
 
 
@@ -70,6 +94,19 @@ def _many(target: Target) -> Findings:
     with target.engine(MODEL, "cuda", *OPTIONS, *sizes, "--num-kv-blocks", "800") as engine:
         expected = said(answers(engine, bodies, concurrency=1))
         yield compared(f"the same bytes of {_MANY} requests together", expected, said(answers_together(engine, bodies)))
+
+
+def _layers(target: Target, plan: Plan) -> Findings:
+    """Compare the answers of captured steps with layers that draft with those without drafts, op by op."""
+    bodies = [body | {"max_tokens": 4} for body in BODIES[:2]] if plan.is_small else BODIES
+    with target.engine(LAYERS_MODEL, "cuda", *OPTIONS, "--plan", "eager") as engine:
+        expected = said(answers(engine, bodies, concurrency=1))
+    captured = _SMALL_CAPTURED if plan.is_small else CAPTURED
+    with target.engine(LAYERS_MODEL, "cuda", *OPTIONS, *captured, *CUT, *LAYERS) as engine:
+        yield compared("the same bytes with layers that draft", expected, said(answers_together(engine, bodies)))
+        drafts, failed = engine.metric("spec_decode_num_draft_tokens_total"), engine.metric("uncaptured_step_sizes")
+        text = f"{drafts:.0f} draft tokens, {failed:.0f} sizes could not be captured"
+        yield Finding.of("layers draft in captured steps", drafts > 0 and not failed, text)
 
 
 def _disturbed(target: Target, plan: Plan) -> Findings:

@@ -71,9 +71,9 @@ class Device(Protocol):
     def fetch(self, key: str, tensor: Tensor) -> Fetch:
         """Enqueue a copy of a float32 or int32 `tensor` to the host, into separate memory for each `key`."""
 
-    def capture(self, run: Callable[[], object]) -> Graph:
-        """Capture the work that `run` enqueues; it runs once before. Ranks that share matrices capture together. Raises
-        DeviceError on all of them if one cannot."""
+    def capture(self, run: Callable[[], object], group: int = 0) -> Graph:
+        """Capture the work that `run` enqueues; it runs once before. Results of a replay are valid until the next one of the
+        same `group`. Ranks that share matrices capture together. Raises DeviceError on all of them if one cannot."""
 
     def agreed_fault(self, fault: str) -> str:
         """Return the fault of this rank, or of one that it computes with; empty: none. All of them call it."""
@@ -140,7 +140,7 @@ class HostDevice:
     def fetch(self, key: str, tensor: Tensor) -> Fetched:
         return Fetched(tensor.numpy())
 
-    def capture(self, run: Callable[[], object]) -> Graph:
+    def capture(self, run: Callable[[], object], group: int = 0) -> Graph:
         raise DeviceError("native ops are recorded as tapes; the CPU has no graphs")
 
     def agreed_fault(self, fault: str) -> str:

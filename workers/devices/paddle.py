@@ -148,15 +148,15 @@ class PaddleDevice:
         self._arrivals[key].record()
         return _Landing(self._arrivals[key], host[:size].reshape(tensor.shape), self.traffic)
 
-    def capture(self, run: Callable[[], object]) -> PaddleGraph:
+    def capture(self, run: Callable[[], object], group: int = 0) -> PaddleGraph:
         graph, cause = None, ""
         try:
             graph = PaddleGraph(self.place, run, self._groups)
         except DeviceError as error:
             cause = str(error)
-        for group in self._groups:
-            group.end_capture()
-            if not group.gather_values(np.array([graph is not None])).all():
+        for ranks in self._groups:
+            ranks.end_capture()
+            if not ranks.gather_values(np.array([graph is not None])).all():
                 cause = cause or f"{self.place}: another rank cannot capture it"
         if graph is None or cause:
             raise DeviceError(cause)

@@ -5,7 +5,7 @@ Replaces `StepInputs` in the runners of such devices, with the same values. The 
 
     number of places | slots | starts | counts | kept | flags (a column of max_num_seqs each) | place, value | ...
 
-preceded by the inputs of MTP layers, if any (`ops/paddle/layer_rows.py`).
+preceded by the inputs of MTP layers, if any (`ops/layer_rows.py`).
 
 Places are in the slots' memory on the device: their tokens, block tables and lengths, and their sampling parameters. A sequence
 is written there when it takes its slot. Later, each step brings the tokens that its rows read, unless the device sampled or

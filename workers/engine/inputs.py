@@ -74,7 +74,7 @@ class RowColumns(Protocol):
 class StepInputs(RowInputs):
     """All rows of a step, and the kept ones among them. `columns`: what extensions add to each row."""
 
-    layers: Any = None  # memory of MTP layers on the device (`ops/paddle/layer_rows.py`)
+    layers: Any = None  # memory of MTP layers on the device (`ops/layer_rows.py`)
 
     def __init__(self, device: Device, sizes: InputSizes, columns: Sequence[RowColumns] = ()) -> None:
         self._sizes = sizes

@@ -81,6 +81,7 @@ class ModelLoader:
             cache=self._cache,
             contents=contents,
             node=peers.seat.node,
+            part=(peers.share.rank, peers.share.size),
         )
         with self._device.threads_of(peers.seat.count):
             return load_model(

@@ -38,7 +38,7 @@ class WeightCache:
         self.directory = directory
         self.limit = limit
         self.is_shared = is_shared
-        self._is_run = is_run
+        self.is_run = is_run
 
     def open(self, name: str) -> PackedFile | None:
         """Return the file of that name, or None if there is none. Raises DamagedFileError if it is unusable."""
@@ -158,7 +158,7 @@ class WeightCache:
         files = sorted(self._files(), key=lambda file: file[0])
         room = self.limit - sum(size for _, size, _ in files)
         for _, size, path in files:
-            if room >= num_bytes and not self._is_run:
+            if room >= num_bytes and not self.is_run:
                 break
             if path.suffix == _COMPLETE and _remove_unused(path):
                 room += size

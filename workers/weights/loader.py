@@ -42,6 +42,7 @@ class LoadOptions(msgspec.Struct, frozen=True):
     cache: WeightCache | None = None
     contents: str = ""
     node: int = 0  # memory node of this rank's weights; each but the first has its own file in the cache
+    part: tuple[int, int] = (0, 1)  # rank and ranks that share matrices; files of tables with `stored` have a rank's part
 
 
 class LoadResult(msgspec.Struct, frozen=True):
@@ -78,13 +79,15 @@ def load_weights(
             f"{ops.max_head_dim}; use --ops reference"
         )
     outcome: CacheOutcome = "off"
-    precision, calibration, random_seed, cache, contents, node = msgspec.structs.astuple(options)
+    precision, calibration, random_seed, cache, contents, node, part = msgspec.structs.astuple(options)
     found = ""
-    directory = cache if ops.layout is not None else None
-    layout = ops.layout and digest_of(ops.layout())
+    directory = cache if ops.layout is not None or (ops.stored is not None and cache is not None and not cache.is_run) else None
+    layout = digest_of(ops.layout()) if ops.layout is not None else ops.stored and ops.stored.layout()
     description = {"model": _shape(config, weights), "layout": layout, "rounding": ROUNDING} | msgspec.structs.asdict(precision)
     source = {"path": str(path), "architecture": config.architecture}
 
+    if ops.stored is not None:
+        description["part"] = part
     if node:
         description["node"] = node
     if calibration is not None:
@@ -109,8 +112,9 @@ def load_weights(
             loading.pack_into_memory()
     else:
         loading = WeightPacking(source, weights, None, ops, precision, on_progress, calibrate)
-        if contents and directory and loading.map_from(directory, of(contents)) == "hit":
-            outcome, found = "hit", contents
+        outcome = loading.map_from(directory, of(contents)) if contents and directory else "miss"
+        if outcome in ("held", "hit"):
+            found = contents
         else:
             loading.stored = checkpoint = Checkpoint(path, config, weights)
             found = checkpoint.contents(Checksums(cache.directory if cache else None), on_progress)

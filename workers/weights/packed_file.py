@@ -3,14 +3,14 @@ same weights share its pages. Pieces are checked when they are used. The file is
 
 Used by `cache.py`, which manages the files.
 
-    0       8         12        16           24            32              40
-    +-------+---------+---------+------------+-------------+---------------+------------+-----+-----------------------+
-    | magic | version | 0: u32  | file bytes | index bytes | its checksum  | index JSON | gap | arrays, at cache lines |
-    +-------+---------+---------+------------+-------------+---------------+------------+-----+-----------------------+
+    0       8         12        16           24            32              40     2 MiB
+    +-------+---------+---------+------------+-------------+---------------+-----+------------------------+------------+
+    | magic | version | 0: u32  | file bytes | index bytes | its checksum  | gap | arrays, at cache lines | index JSON |
+    +-------+---------+---------+------------+-------------+---------------+-----+------------------------+------------+
     {"description": ..., "checksums": of each piece from the first array on, "arrays": {name: [dtype, shape, offset]}}
 
 Numbers are native u64 except for the version (u32). The first bytes are written last; a file without them is invalid. The first
-array begins at a piece boundary, like huge pages; the gap before it is empty.
+array begins at a piece boundary, like huge pages. The index is behind the arrays, the sizes of which may not be known before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ops.weight_format import ALIGNMENT, Fill, Fills, Parts
 from shm.file_guard import FileGuard
 
 _MAGIC = b"TKPACKED"
-_VERSION = 3
+_VERSION = 4
 _HEAD = struct.Struct("=8sIIQQQ")
 _MADV_POPULATE_READ = 22  # in Linux since 5.14; Python does not name it
 _PIECE = 2 << 20  # written or checked at a time
@@ -64,8 +64,8 @@ class Layout:
 
 
 class FileWriter:
-    """Store that fills the arrays of `layout` in a new file, in the order of the layout; the caller closes `descriptor`. Raises
-    OSError if there is no space.
+    """Store that fills arrays in a new file; the caller closes `descriptor`. Raises OSError if there is no space for those of
+    `layout`. `description` may be changed until the end.
 
     The file is written in pieces of whole huge pages, so that a page cache with large folios uses them, and mappings get huge
     pages. A single thread writes while the next pieces are packed, because writes to one file are serialized anyway. It
@@ -74,39 +74,38 @@ class FileWriter:
 
     def __init__(self, descriptor: int, layout: Layout, description: dict[str, Any]) -> None:
         self._descriptor = descriptor
-        self._layout = layout
-        self._description = description
-        self._checksums = np.zeros(-(-layout.num_bytes // _PIECE), np.uint64)
-        self._begin = _first_piece(len(self._index()))
-        self.num_bytes = self._begin + layout.num_bytes
+        self.description = description
+        self._arrays: dict[str, tuple[str, tuple[int, ...], int]] = {}  # as those of `Layout`
+        self._checksums: list[int] = []
+        self.num_bytes = 0  # of the finished file
         os.ftruncate(descriptor, 0)
-        os.posix_fallocate(descriptor, 0, _HEAD.size + len(self._index()))  # fails now rather than midway
-        os.posix_fallocate(descriptor, self._begin, layout.num_bytes)
-        num_pieces = min(_PIECES_OF_THREAD * _cpu.num_threads() + 1, len(self._checksums))
+        os.posix_fallocate(descriptor, 0, _HEAD.size)  # fails now rather than midway
+        os.posix_fallocate(descriptor, _PIECE, max(1, layout.num_bytes))
+        num_pieces = min(_PIECES_OF_THREAD * _cpu.num_threads() + 1, max(1, -(-layout.num_bytes // _PIECE)))
         self._room, self._other_room = (empty(num_pieces * _PIECE // 4).view(np.uint8) for _ in range(2))
         self._num_gathered = self._num_given = 0  # bytes in the buffer, and written before it, from the first array on
         self._write: Future[None] | None = None  # of the other buffer
         self._thread = ThreadPoolExecutor(1, "packed-weights")
 
     def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
-        kept, expected, offset = self._layout.arrays[name]
-        assert (kept, expected) == (dtype.str, shape), f"{name} is {dtype.str} {shape}, expected {kept} {expected}"
-        padding = offset - (self._num_given + self._num_gathered)
-        assert 0 <= padding < ALIGNMENT, f"{name} is out of order"
-        self._append(np.zeros(padding, np.uint8))
+        assert name not in self._arrays, f"{name} is stored twice"
+        self._align()
+        self._arrays[name] = (dtype.str, shape, self._num_given + self._num_gathered)
         for num_rows, fill_rows in fill if isinstance(fill, Sequence) else [(shape[0], fill)]:
             self._fill((num_rows, *shape[1:]), dtype, fill_rows)
         return np.empty(shape, dtype)  # never touched
 
     def finish(self) -> None:
         """Make the file valid."""
-        self._append(np.zeros(self._layout.num_bytes - self._num_given - self._num_gathered, np.uint8))
+        self._align()
         self._give(self._num_gathered)
         self._wait()
         self.close()
+        index, end = self._index(), _PIECE + self._num_given
+        self.num_bytes = end + len(index)
+        _write(self._descriptor, np.frombuffer(index, np.uint8), end)
+        os.ftruncate(self._descriptor, self.num_bytes)  # there may be less than was planned
         self._memory = mmap.mmap(self._descriptor, self.num_bytes, access=mmap.ACCESS_READ)  # keeps the lock
-        index = self._index()
-        os.pwrite(self._descriptor, index, _HEAD.size)
         os.pwrite(self._descriptor, _HEAD.pack(_MAGIC, _VERSION, 0, self.num_bytes, len(index), _checksum(index)), 0)
 
     def close(self) -> None:
@@ -127,6 +126,9 @@ class FileWriter:
         fill(self._room[self._num_gathered : end].view(dtype).reshape(shape))
         self._num_gathered = end
 
+    def _align(self) -> None:
+        self._append(np.zeros(-(self._num_given + self._num_gathered) % ALIGNMENT, np.uint8))
+
     def _append(self, values: np.ndarray) -> None:
         while len(values):
             if self._num_gathered == len(self._room):
@@ -142,11 +144,12 @@ class FileWriter:
 
     def _give(self, num_bytes: int) -> None:
         """Write the first bytes of the buffer and move the rest to the other one."""
-        sums = self._checksums[self._num_given // _PIECE :]
+        sums = np.zeros(-(-num_bytes // _PIECE), np.uint64)
         _cpu.checksums(sums.ctypes.data, self._room.ctypes.data, num_bytes, _PIECE)
+        self._checksums += sums.tolist()
         self._wait()
         given, rest = self._room[:num_bytes], self._room[num_bytes : self._num_gathered]
-        self._write = self._thread.submit(_write, self._descriptor, given, self._begin + self._num_given)
+        self._write = self._thread.submit(_write, self._descriptor, given, _PIECE + self._num_given)
         self._room, self._other_room = self._other_room, self._room
         self._room[: len(rest)] = rest
         self._num_gathered = len(rest)
@@ -157,8 +160,8 @@ class FileWriter:
             self._write.result()
 
     def _index(self) -> bytes:
-        shown = [f"{checksum:016x}" for checksum in self._checksums.tolist()]
-        content = {"description": self._description, "checksums": shown, "arrays": self._layout.arrays}
+        shown = [f"{checksum:016x}" for checksum in self._checksums]
+        content = {"description": self.description, "checksums": shown, "arrays": self._arrays}
         return json.dumps(content).encode()
 
 
@@ -169,10 +172,6 @@ def _write(descriptor: int, values: np.ndarray, offset: int) -> None:
             num_written = os.pwrite(descriptor, piece, offset)
             offset += num_written
             piece = piece[num_written:]
-
-
-def _first_piece(index_bytes: int) -> int:
-    return -(-(_HEAD.size + index_bytes) // _PIECE) * _PIECE
 
 
 class PackedFile:
@@ -228,12 +227,12 @@ class PackedFile:
         magic, version, _, size, index_bytes, checksum = _HEAD.unpack_from(self._memory)
         if (magic, version) != (_MAGIC, _VERSION):
             raise DamagedFileError("it has no valid signature")
-        if size != self.num_bytes or index_bytes > size - _HEAD.size:
+        if size != self.num_bytes or index_bytes > size - _PIECE:
             raise DamagedFileError(f"it has {self.num_bytes} bytes, expected {size}")
-        if _checksum(self._memory, _HEAD.size, index_bytes) != checksum:
+        self._end = size - index_bytes
+        if _checksum(self._memory, self._end, index_bytes) != checksum:
             raise DamagedFileError("checksum mismatch in its index")
-        self._begin = _first_piece(index_bytes)
-        index: dict[str, Any] = json.loads(self._memory[_HEAD.size : _HEAD.size + index_bytes])
+        index: dict[str, Any] = json.loads(self._memory[self._end :])
         return index
 
     def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
@@ -243,7 +242,7 @@ class PackedFile:
         row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
         for begin, end in parts or [(0, shape[0])]:
             self._check(offset + begin * row_bytes, offset + end * row_bytes)
-        return _array(self._memory, kept, shape, self._begin + offset)
+        return _array(self._memory, kept, shape, _PIECE + offset)
 
     def _check(self, begin: int, end: int) -> None:
         """Check the bytes, counted from the first array, that were not checked before."""
@@ -253,16 +252,12 @@ class PackedFile:
             self._used.add(piece)
 
     def _is_intact(self, piece: int) -> bool:
-        return _piece_checksum(self._memory, self._begin, piece) == int(self._checksums[piece], 16)
+        first = (1 + piece) * _PIECE
+        return _checksum(self._memory, first, min(_PIECE, self._end - first)) == int(self._checksums[piece], 16)
 
 
 def _array(memory: mmap.mmap, dtype: str, shape: tuple[int, ...], offset: int) -> np.ndarray:
     return np.frombuffer(memory, dtype, int(np.prod(shape)), offset).reshape(shape)
-
-
-def _piece_checksum(memory: mmap.mmap, begin: int, piece: int) -> int:
-    first = begin + piece * _PIECE
-    return _checksum(memory, first, min(_PIECE, len(memory) - first))
 
 
 def _checksum(memory: mmap.mmap | bytes, begin: int = 0, num_bytes: int = -1) -> int:

@@ -41,12 +41,13 @@ from workers.weights.packed_file import DamagedFileError, Layout, PackedFile
 from workers.weights.precision import Precision, choose_formats
 from workers.weights.reader import digest_of
 from workers.weights.sources import ModuleSources, Stored
+from workers.weights.stored import StoredWeights
 
 _LOG = logging.getLogger(__name__)
 _BITS = {"int8": 8, "int4": 4, "float4": 4}
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
-CacheOutcome = Literal["hit", "miss", "damaged", "off"]
+CacheOutcome = Literal["held", "hit", "miss", "damaged", "off"]  # held: the device still has them
 
 
 class WeightPacking:
@@ -83,6 +84,7 @@ class WeightPacking:
         # linears grouped by common format
         self._matrices: list[Sequence[Linear | HeadLinear | Embedding]] = [*weights.formatted()]
         self._matrices += [*([each] for each in weights.embeddings), *([each] for each in weights.head_linears)]
+        self._stored = None if ops.stored is None else StoredWeights(ops.stored)
         self._num_done = 0
         self.num_bytes = 0
         self.packed: PackedFile | None = None
@@ -97,22 +99,26 @@ class WeightPacking:
             self.pack_into_memory()
             return "off"
         outcome = self.map_from(cache, description)
-        if outcome == "hit":
+        if outcome in ("held", "hit"):
             return outcome
         self._choose_formats()
         file = self._write(cache, description)
         if file is None and cache.is_shared and self.map_from(cache, description) == "hit":
             return outcome  # another rank wrote it
         self._pack(file or Memory(), self._sizes(Layout()))
-        self.packed = file
-        if file is not None and not cache.is_shared:
-            file.map_all()  # only now, without a writable mapping, so that pages count once
+        self.packed = file if self._stored is None else None
+        if self.packed is not None and not cache.is_shared:
+            self.packed.map_all()  # only now, without a writable mapping, so that pages count once
         return outcome
 
     def map_from(self, cache: WeightCache, description: dict[str, Any]) -> CacheOutcome:
         """Map the cache's file of this description if it exists and is complete: its name gives the expected contents, its
-        header the actual ones."""
+        header the actual ones. A device may still have the weights of an earlier life of this rank."""
         name = self._name_of(description)
+        if self._stored is not None and (manifest := self._stored.find(digest_of(description), self._modules)) is not None:
+            self._set_formats(manifest["formats"])
+            self._sizes(Layout())
+            return "held"
         try:
             file = cache.open(name)
             if file is None:
@@ -121,7 +127,7 @@ class WeightPacking:
                 raise DamagedFileError("its contents do not match its name")
             self._set_formats(file.description["formats"])
             self._pack(file, self._sizes(Layout()))
-            self.packed = file
+            self.packed = file if self._stored is None else None  # a device has its own copy
             return "hit"
         except DamagedFileError as error:
             _LOG.warning("packed weights %s in %s cannot be used: %s", name, cache.directory, error)
@@ -177,8 +183,9 @@ class WeightPacking:
     def _sizes(self, layout: Layout) -> list[int]:
         """Return the packed bytes of each module, and plan them in `layout`."""
         if self._ops.layout is None:
-            sizes = [_num_bytes(module) for module in self._modules]
-            self.num_bytes = sum(sizes)
+            float_bits = 32 if self._ops.stored is None else self._ops.stored.float_bits
+            sizes = [_num_bytes(module, float_bits) for module in self._modules]
+            self.num_bytes = layout.num_bytes = sum(sizes)
             return sizes
         ends = []
         for module in self._modules:
@@ -192,31 +199,37 @@ class WeightPacking:
 
     def _pack(self, store: Store, sizes: list[int], is_kept: bool = True) -> None:
         """Pack all modules into `store`. `is_kept`: the modules get the arrays of `store`."""
+        through = None if self._stored is None else self._stored.through(store)
         for module, size in zip(self._modules, sizes, strict=True):
-            self._ops.pack(module if is_kept else copy(module), self._sources(module), store)
+            if through is None:
+                self._ops.pack(module if is_kept else copy(module), self._sources(module), store)
+            else:
+                through.pass_on(module, self._sources(module))
             if self.stored is not None:
                 self.stored.release()
             self._num_done = min(self._num_done + size, self.num_bytes)  # a written file is then mapped
             self._on_progress(self._num_done, self.num_bytes)
+        if through is not None:
+            through.finish()
         if self.stored is not None:
             self.stored.check_unchanged()
 
 
-def _num_bytes(module: Module) -> int:
-    """Return the bytes of a module in tables without a packed layout: float32, except integers of linears."""
+def _num_bytes(module: Module, float_bits: int) -> int:
+    """Return about the bytes of a module in tables without a packed layout: floats of so many bits, and integers of linears."""
     match module:
         case Linear():
-            return module.width * (module.num_inputs * _BITS.get(module.format.kind, 32) // 8 + 4 * module.has_bias)
+            return module.width * (module.num_inputs * _BITS.get(module.format.kind, float_bits) // 8 + 4 * module.has_bias)
         case HeadLinear():
-            return 4 * module.num_heads * module.num_inputs * module.num_outputs
+            return float_bits // 8 * module.num_heads * module.num_inputs * module.num_outputs
         case Embedding():
-            return 4 * module.num_rows * module.width
+            return float_bits // 8 * module.num_rows * module.width
         case HeadNorm() | LayerNorm():
             return 8 * module.width
         case Router():
-            return _num_bytes(module.linear) + 4 * math.prod(module.correction_shape or (0,))
+            return _num_bytes(module.linear, 32) + 4 * math.prod(module.correction_shape or (0,))
         case Experts():
-            return sum(_num_bytes(linear) for linears in module.parts.values() for linear in linears)
+            return sum(_num_bytes(linear, float_bits) for linears in module.parts.values() for linear in linears)
         case Norm():
             return 4 * module.width
         case Sinks():

@@ -19,6 +19,7 @@ Used by the worker if no native table fits the device. A row's bits depend only 
 
 from __future__ import annotations
 
+from ops.paddle.layer_rows import PaddleLayerMemory
 from ops.paddle.progress import reporting
 from ops.paddle.reference.attention_ops import (
     attention,
@@ -61,7 +62,7 @@ from ops.paddle.reference.linears import (
 )
 from ops.paddle.reference.recurrence import convolve, delta_rule, gated_norm, state_space
 from ops.paddle.reference.rotation import Angles, normalize_wide, query_factors, rotary_angles, rotate_and_store
-from ops.paddle.reference.sampling import draw_largest, largest
+from ops.paddle.reference.sampling import draw_largest
 from ops.paddle.reference.step import begin
 from ops.table import ROW_TILE, DeviceSampler, OpTable
 
@@ -75,7 +76,6 @@ __all__ = [
     "begin",
     "expert_products",
     "experts",
-    "largest",
     "own_columns",
     "pack",
     "rows_of_choices",
@@ -92,10 +92,12 @@ TABLE = OpTable(
     row_tile=ROW_TILE,
     pack=pack,
     layout=None,
+    stored=None,
     integer_kinds=(),
     cache_view=cache_view,
     clear_block=clear_block,
     drawing=DeviceSampler(draw_largest, is_greedy=True),
+    layer_memory=PaddleLayerMemory,
     sync_free_ops={"experts": sync_free_experts},
     begin=reporting(begin),
     embedding=embedding,

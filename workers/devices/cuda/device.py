@@ -27,6 +27,7 @@ from shm.cuda_driver import CudaDriver
 from workers.devices.capabilities import Capabilities, DeviceError
 from workers.devices.card_kernels import card_library
 from workers.devices.cuda.memory import StreamMemory
+from workers.devices.cuda.shelf import WeightShelf
 from workers.devices.cuda.windows import RankMemory
 from workers.devices.enqueued import Fetch, Traffic
 from workers.devices.host_memory import HostMemory
@@ -44,7 +45,8 @@ _ENGINE_ERRORS = (DeviceError, RowError, BuildError)
 
 class CudaDevice:
     """Card `card` of the driver `library`. `directory`: of compiled kernels. `peers`: the ranks that compute `model` with this
-    one, on other cards. Raises BuildError if kernels cannot be compiled for it, DeviceError for failed calls of the driver."""
+    one, on other cards. `weight_shelf`: sockets that outlive this process; -1: none. Raises BuildError if kernels cannot be
+    compiled for it, DeviceError for failed calls of the driver."""
 
     place = None
     rank_group = None
@@ -59,6 +61,7 @@ class CudaDevice:
         lasting: PersistentKvArena | None = None,
         peers: Peers | None = None,
         model: ModelConfig | None = None,
+        weight_shelf: tuple[int, int] = (-1, -1),
     ) -> None:
         self._driver = driver = CudaDriver(library, card, DeviceError)
         self._stream = driver.made("cuStreamCreate", _OWN_STREAM)
@@ -77,6 +80,9 @@ class CudaDevice:
         self._peers = peers
         self._lent = None if peers is None or model is None else RankMemory(driver, self._memory, peers, model, dtype)
         columns, experts = (None, None) if self._lent is None else (self._lent.columns, self._lent.experts)
+        self._shelf: WeightShelf | None = None
+        if min(weight_shelf) >= 0:
+            self._shelf = WeightShelf(library, card, *weight_shelf, lambda: driver.call("cuStreamSynchronize", self._stream))
         self.ops = make_table(
             self._rows,
             self._memory,
@@ -84,6 +90,7 @@ class CudaDevice:
             dtype,
             None if columns is None else columns.now,
             None if experts is None else experts.now,
+            self._shelf,
         )
         self._done = self._event()
         self.capabilities = Capabilities(f"gpu:{card}", True, lasting is not None, ("float32", "bfloat16"))
@@ -147,10 +154,10 @@ class CudaDevice:
         self._driver.call("cuEventRecord", event, self._stream)
         return _Landing(self, event, values[:size].reshape(tensor.shape))
 
-    def capture(self, run: Callable[[], object]) -> CudaGraph:
+    def capture(self, run: Callable[[], object], group: int = 0) -> CudaGraph:
         graph, fault = None, ""
         try:
-            graph = CudaGraph(self._driver, self._stream, self._memory, self._lent, run)
+            graph = CudaGraph(self._driver, self._stream, self._memory, self._lent, run, group)
         except _ENGINE_ERRORS as error:
             fault = str(error)
         if (fault := self.agreed_fault(fault)) or graph is None:
@@ -176,7 +183,7 @@ class CudaDevice:
         return tensor.address
 
     def memory_bytes(self) -> int:
-        return self._memory.num_bytes
+        return self._memory.num_bytes + (0 if self._shelf is None else self._shelf.num_bytes)
 
     def release_unused(self) -> None:
         self._memory.release_unused()
@@ -226,9 +233,10 @@ class CudaGraph:
         memory: StreamMemory,
         lent: RankMemory | None,
         run: Callable[[], object],
+        group: int,
     ) -> None:
         self._driver, self._stream, self._lent, self._memory = driver, stream, lent, memory
-        with memory.captured():
+        with memory.captured(group):
             for _ in range(2):
                 run()
             driver.call("cuStreamSynchronize", stream)
@@ -259,9 +267,17 @@ class CudaGraph:
                 self._driver.call("cuGraphExecDestroy", self._graph)
 
 
-def cuda_device(library: str, dtype: str, lasting: PersistentKvArena | None, peers: Peers, model: ModelConfig) -> CudaDevice:
+def cuda_device(
+    library: str,
+    dtype: str,
+    lasting: PersistentKvArena | None,
+    peers: Peers,
+    model: ModelConfig,
+    weight_shelf: tuple[int, int],
+) -> CudaDevice:
     """Return the card of a rank. Raises OptionError if it cannot be used: there is no other way to run CUDA ops."""
+    others = None if peers.are_none else peers
     try:
-        return CudaDevice(library, peers.rank, dtype, user_cache() / "cuda", lasting, None if peers.are_none else peers, model)
+        return CudaDevice(library, peers.rank, dtype, user_cache() / "cuda", lasting, others, model, weight_shelf)
     except (BuildError, DeviceError) as error:
         raise OptionError(f"--ops cuda: {error}") from error

@@ -2,7 +2,7 @@
 
 All work of a process is in the order of one stream, so memory that is free on the host may be written by the next kernel: the
 kernels that read it before are before it on the card. Arrays of captured work have a pool of their own, since a replay writes
-them at any time. All graphs share it, results included: those of a replay are read before the next one.
+them at any time. The graphs of a group share it, results included: those of a replay are read before the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workers.devices.capabilities import DeviceError
 _ALIGNMENT = 512  # bytes, the driver's own
 _MAPPED = 2  # CU_MEMHOSTREGISTER_DEVICEMAP
 _STEPS = 4  # sizes of blocks between two powers of two
-_LASTING, _PASSING, _CAPTURED = range(3)  # pools
+_LASTING, _PASSING, _CAPTURED = range(3)  # pools; the last is that of the first group of graphs
 
 
 class Block:
@@ -42,8 +42,8 @@ class StreamMemory:
         self._driver, self._stream = driver, stream
         self._free: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # by pool and size: addresses
         self._pool = _PASSING
-        self._capture = 0  # number of the last one
-        self._captured: dict[int, int] = {}  # sizes of that pool, by address
+        self._captures: defaultdict[int, int] = defaultdict(int)  # by pool: number of the last one
+        self._captured: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by pool: sizes, by address
         self.num_graphs = 0  # that use it
         self._registered: list[tuple[int, int]] = []  # begin and end of the host's pages that the card may use
         self._lent: dict[tuple[int, int], int] = {}  # by begin and end of host memory: what the card adds to its addresses
@@ -52,14 +52,14 @@ class StreamMemory:
     def allocate(self, num_bytes: int, *, is_lasting: bool = False) -> tuple[int, Block]:
         pool = _LASTING if is_lasting else self._pool
         size = _whole(num_bytes) if is_lasting else size_of_block(num_bytes)
-        if pool == _CAPTURED:  # the largest graph is captured first, the others fit into its memory
+        if pool >= _CAPTURED:  # the largest graph is captured first, the others fit into its memory
             free = (each for (of, each), addresses in self._free.items() if of == pool and each >= size and addresses)
             size = min(free, default=size)
         addresses = self._free[pool, size]
         address = addresses.pop() if addresses else self._taken(size)
-        if pool == _CAPTURED:
-            self._captured[address] = size
-        return address, Block(address, size, pool, self._capture, self._released)
+        if pool >= _CAPTURED:
+            self._captured[pool][address] = size
+        return address, Block(address, size, pool, self._captures[pool], self._released)
 
     def lend(self, memory: np.ndarray, room: np.ndarray | None = None) -> None:
         """Let the card use `memory` of the host, and the rest of its pages, from now on. No effect if it may already. `room`:
@@ -96,14 +96,14 @@ class StreamMemory:
         self._driver.call("cuMemsetD8Async", address, 0, num_bytes, self._stream)
 
     @contextlib.contextmanager
-    def captured(self) -> Iterator[None]:
-        """Give memory from the pool of captured work within the context: all of it, whatever earlier graphs hold."""
-        self._pool = _CAPTURED
-        self._capture += 1
-        for size in self._captured.values():
-            self._free[_CAPTURED, size] = []
-        for address, size in self._captured.items():
-            self._free[_CAPTURED, size].append(address)
+    def captured(self, group: int) -> Iterator[None]:
+        """Give memory from the pool of this group of graphs within the context: all of it, whatever earlier graphs hold."""
+        self._pool = pool = _CAPTURED + group
+        self._captures[pool] += 1
+        for size in self._captured[pool].values():
+            self._free[pool, size] = []
+        for address, size in self._captured[pool].items():
+            self._free[pool, size].append(address)
         try:
             yield
         finally:
@@ -125,12 +125,12 @@ class StreamMemory:
         """Give all free memory back to the driver, but what graphs use; return whether there was any."""
         given = [(key, addresses) for key, addresses in self._free.items() if addresses]
         if self.num_graphs:
-            given = [each for each in given if each[0][0] != _CAPTURED]
+            given = [each for each in given if each[0][0] < _CAPTURED]
         self._driver.call("cuStreamSynchronize", self._stream)
         for (pool, size), addresses in given:
             for address in addresses:
                 self._driver.call("cuMemFree_v2", address)
-                self._captured.pop(address, None)
+                self._captured[pool].pop(address, None)
                 self.num_bytes -= size
             self._free[pool, size] = []
         return bool(given)
@@ -142,7 +142,7 @@ class StreamMemory:
                 self._driver.call("cuMemFree_v2", block.address)
                 self.num_bytes -= block.num_bytes
             return
-        if block.pool != _CAPTURED or block.capture == self._capture:  # others are free since a later capture began
+        if block.pool < _CAPTURED or block.capture == self._captures[block.pool]:  # others are free since a later capture began
             self._free[block.pool, block.num_bytes].append(block.address)
 
 

@@ -17,9 +17,10 @@ import numpy as np
 
 from engine.checkpoint.comm_spec import max_logit_rows, max_rows
 from engine.checkpoint.model_config import ModelConfig
-from ops.paddle.layer_rows import NO_ENTRIES, OF_DRAFTS, OF_ENTRIES, LayerMemory
+from ops.layer_rows import NO_ENTRIES, OF_DRAFTS, OF_ENTRIES, LayerMemory, LayerSizes
 from ops.table import KEY_SPLIT, ROW_TILE
 from workers.engine.captures import StepMode
+from workers.engine.device_inputs import DeviceInputs
 from workers.engine.eager_plan import EagerPlan
 from workers.engine.inputs import StepInputs
 from workers.engine.plan import Plan, telling
@@ -33,9 +34,10 @@ _NO_STATES = np.zeros((0, 0), np.float32)
 
 class DeviceMtpDrafter(MtpDrafter):
     def _make_inputs(self, model: ModelConfig, inputs: StepInputs) -> None:
+        assert isinstance(inputs, DeviceInputs)
         config, device = self._config, self._device
         seats, num_drafts = config.max_num_seqs, config.speculative_config.max_drafts
-        self._inputs: StepInputs = inputs
+        self._inputs = inputs
         self._device_plan: DeviceDraftPlan | None = None
         # slots with draft tokens, positions of their last tokens, numbers of draft tokens; longest first
         self._drafted = (np.zeros(0, np.int32),) * 3
@@ -45,14 +47,13 @@ class DeviceMtpDrafter(MtpDrafter):
         draft_tokens[0], draft_tokens[4] = seats, seats * group  # the dummy slot and its hidden state, which is 0
         entries = np.zeros((OF_ENTRIES, seats), np.int32)
         entries[0], entries[1] = NO_ENTRIES, seats * group
-        columns = inputs.reserve(np.concatenate([draft_tokens.ravel(), entries.ravel()]))  # type: ignore[attr-defined]
-        self._draft_tokens = inputs.beside[: draft_tokens.size].reshape(draft_tokens.shape)  # type: ignore[attr-defined]
-        self._entries = inputs.beside[draft_tokens.size :].reshape(entries.shape)  # type: ignore[attr-defined]
-        states = device.tensor(np.zeros(((seats + 1) * group, model.hidden_size), np.float32))
-        fed = device.tensor(np.zeros((most, model.hidden_size), np.float32))
-        most_kept = inputs.padded(max(config.cudagraph_capture_sizes, default=0))
-        kept = device.tensor(np.zeros((most_kept, model.hidden_size), np.float32))
-        self._memory = inputs.layers = LayerMemory(inputs, columns, states, fed, kept, most, group)
+        columns = inputs.reserve(np.concatenate([draft_tokens.ravel(), entries.ravel()]))
+        self._draft_tokens = inputs.beside[: draft_tokens.size].reshape(draft_tokens.shape)
+        self._entries = inputs.beside[draft_tokens.size :].reshape(entries.shape)
+        sizes = LayerSizes(most, group, inputs.padded(max(config.cudagraph_capture_sizes, default=0)), model.hidden_size)
+        assert device.ops.layer_memory is not None, f"{device.ops.name} ops have inputs of the host"
+        self._memory: LayerMemory = device.ops.layer_memory(inputs, columns, sizes)
+        inputs.layers = self._memory
         rows = max_logit_rows(most, seats, 0) // ROW_TILE * ROW_TILE
         self._max_logit_rows = max(rows, ROW_TILE)
 
@@ -69,7 +70,9 @@ class DeviceMtpDrafter(MtpDrafter):
 
     def load(self, model: Model) -> None:
         ops = telling(self._device.ops, self._on_op)
-        self._device_plan = DeviceDraftPlan(model.drafts, self._device, ops, self._memory, self._cache, self._max_logit_rows)
+        self._device_plan = DeviceDraftPlan(
+            model.drafts, self._device, ops, self._memory, self._inputs, self._cache, self._max_logit_rows
+        )
 
     @property
     def num_uncaptured(self) -> int:
@@ -85,11 +88,11 @@ class DeviceMtpDrafter(MtpDrafter):
     def warm_up(self) -> None:
         """Capture drafting for each size; `store` was already called with each size of the trunk. The last step has no rows."""
         for size in self._sizes:
-            for number in range(self._memory.group - 1):
+            for number in range(self._memory.sizes.group - 1):
                 self._layers_plan.draft(number, self._inputs.padded(size), self._max_key_splits, size)
 
     def prepare(self, rows: StepRows, mode: StepMode, are_drafting: np.ndarray) -> None:
-        slots, group = self._slots, self._memory.group
+        slots, group = self._slots, self._memory.sizes.group
         self._mode = mode
         states = slots.draft_states[rows.slots] * group + slots.hidden_places[rows.slots]
         are_drafted = (rows.num_drafts > 0) & slots.is_drafted_by_layers[rows.slots]
@@ -139,7 +142,7 @@ class DeviceMtpDrafter(MtpDrafter):
         slots, firsts, num_entries, _ = self._take(rows, counts, is_drafting, kept_ends, _NO_STATES)
         self._mark(slots, firsts, firsts + num_entries)
         own = rows.slots[rows.counts > 0]
-        places = self._slots.hidden_positions[own] - rows.ends[rows.counts > 0] + self._memory.group
+        places = self._slots.hidden_positions[own] - rows.ends[rows.counts > 0] + self._memory.sizes.group
         self._slots.hidden_places[own] = np.where(self._slots.hidden_positions[own] < 0, 0, places)
 
 

@@ -1,7 +1,7 @@
 """Inputs of MTP layers on the host: rows of sequences, each with the hidden state before its token.
 
 Owned by the drafter (`mtp.py`), over the block tables of the step's inputs, where the host makes the inputs; a device makes
-these rows itself (`ops/paddle/layer_rows.py`).
+these rows itself (`ops/layer_rows.py`).
 """
 
 from __future__ import annotations

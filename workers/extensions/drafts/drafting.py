@@ -18,6 +18,7 @@ from workers.engine.extension import Extension
 from workers.engine.inputs import StepInputs
 from workers.engine.rows import StepRows
 from workers.engine.step_run import StepRun
+from workers.extensions.drafts.device_mtp import DeviceMtpDrafter
 from workers.extensions.drafts.draft_length_policy import Lengths
 from workers.extensions.drafts.drafter import Drafter
 from workers.extensions.drafts.mtp import MtpDrafter
@@ -46,11 +47,7 @@ def make_drafting(
 
 def mtp_kind(inputs: StepInputs) -> type[MtpDrafter]:
     """Return the MTP drafter for how `inputs` are made."""
-    if not inputs.is_made_on_device:
-        return MtpDrafter
-    from workers.extensions.drafts.device_mtp import DeviceMtpDrafter  # needs Paddle, which the device has already imported
-
-    return DeviceMtpDrafter
+    return DeviceMtpDrafter if inputs.is_made_on_device else MtpDrafter
 
 
 class Drafting(Extension):
