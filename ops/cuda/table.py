@@ -461,7 +461,7 @@ class CudaOps:
             "Norm",
             type=TYPES[dtype_of(x)],
             x=x,
-            other=other,
+            other=None if other is None else self._converted(other, dtype_of(x)),
             total=total,
             y=y,
             weight=module.weight,
@@ -534,6 +534,7 @@ class CudaOps:
 
     def scale_and_add(self, x: Tensor, factor: float, other: Tensor | None) -> CudaArray:
         y, count = self._make(x.shape, dtype_of(x)), math.prod(x.shape)
+        other = None if other is None else self._converted(other, dtype_of(x))
         self._run("ScaleAndAdd", type=TYPES[dtype_of(x)], x=x, other=other, y=y, factor=factor, count=count)
         return y
 

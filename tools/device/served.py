@@ -70,7 +70,11 @@ def _pictures(target: Target, plan: Plan) -> Findings:
     if missing := missing_packages():
         yield Finding("golden models with pictures", Outcome.NOT_RUN, f"they need {' and '.join(missing)}, not installed here")
         return
-    yield from _golden(target, "float32", PICTURE_MODELS[:1] if plan.is_small else PICTURE_MODELS)
+    if plan.is_small:
+        yield from _golden(target, "float32", PICTURE_MODELS[:1])
+        return
+    for dtype in _DTYPES:
+        yield from _golden(target, dtype, PICTURE_MODELS)
 
 
 def _golden(target: Target, dtype: str, models: Sequence[str]) -> Findings:

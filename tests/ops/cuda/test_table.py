@@ -9,7 +9,8 @@ import paddle
 import pytest
 
 from ops.cuda import table as cuda
-from ops.modules import AttentionShape, LatentShape, Linear
+from ops.cuda.array import CudaArray, HostMemory, array_on
+from ops.modules import AttentionShape, LatentShape, LayerNorm, Linear, Norm
 from ops.table import OpTable
 from ops.weight_format import Memory, WeightFormat, float32
 from tests.ops import test_formulas, test_invariance
@@ -85,3 +86,18 @@ def test_integers(k: OpTable, format: WeightFormat) -> None:
     x = np.random.default_rng(0).standard_normal((16, inputs), np.float32)
     expected = x.astype(np.float64) @ float32(weight).T
     np.testing.assert_allclose(k.linear(paddle.to_tensor(x), module).numpy(), expected, atol=1e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("op", ["scale_and_add", "add_rms_norm", "add_layer_norm"])
+def test_float32_is_added_to_bfloat16(op: str) -> None:
+    """An encoder's first hidden states are float32, and what its first block adds to them is not."""
+    table, memory = cuda.make_table(emulated_card(), dtype="bfloat16"), HostMemory()
+    drawn = np.random.default_rng(0).standard_normal((2, 3, 64), np.float32).view(np.uint32) & 0xFFFF0000
+    rows = array_on(memory, (drawn[0] >> 16).astype(np.uint16), "bfloat16")
+    others = array_on(memory, drawn[1].view(np.float32)), array_on(memory, (drawn[1] >> 16).astype(np.uint16), "bfloat16")
+    norm: Norm | LayerNorm = Norm("n", 64, 1e-6) if op == "add_rms_norm" else LayerNorm("n", 64, 1e-6)
+    table.pack(norm, {name: lambda: np.ones(64, np.float32) for name in ("weight", "bias")}, Memory())
+    found = [table.scale_and_add(rows, 2.0, x) if op == "scale_and_add" else getattr(table, op)(rows, x, norm) for x in others]
+    first, second = ([each] if isinstance(each, CudaArray) else each for each in found)
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())

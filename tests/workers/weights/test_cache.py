@@ -268,12 +268,14 @@ class TestChecksums:
 
 
 class TestDamage:
-    @pytest.mark.parametrize("place", [0, 50, 2 << 20, -1], ids=["head", "index", "first array", "last byte"])
-    def test_changed_byte_is_detected(self, place: int, model: Path, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    @pytest.mark.parametrize("place", ["head", "first array", "end of the arrays", "index", "last byte"])
+    def test_changed_byte_is_detected(self, place: str, model: Path, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
         expected = weights_of(load(model, directory))
         (path,) = packed_files(directory)
         content = bytearray(path.read_bytes())
-        content[place] ^= 1
+        index = len(content) - int.from_bytes(content[24:32], sys.byteorder)
+        places = {"head": 0, "first array": 2 << 20, "end of the arrays": index - 1, "index": index + 10, "last byte": -1}
+        content[places[place]] ^= 1
         path.write_bytes(content)
         found = load(model, directory)
         assert (found.cache, weights_of(found)) == ("damaged", expected)
