@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from engine.checkpoint.joined_projections import joined_projections
 from engine.checkpoint.model_config import ModelConfig
 from ops.weight_format import bfloat16_bits
 from workers.models import declare_model
+from workers.weights.formats.joined_projections import parts_of
 from workers.weights.random import RandomWeights
 from workers.weights.safetensors import header_of
 
@@ -74,6 +76,27 @@ def tensors(
         yield name, change(name, bits)
 
 
+def stored_tensors(config: ModelConfig, tensors: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors that checkpoints have: projections that they store as one are joined."""
+    joined = {(each.module, part): each for each in joined_projections(config) for part in each.part_names}
+    pending: dict[str, dict[str, np.ndarray]] = {}
+    for name, bits in tensors:
+        *place, module, part, kind = ["", *name.split(".")]
+        whole = joined.get((module, part))
+        if whole is None:
+            yield name, bits
+            continue
+        stored = ".".join([*place[1:], module, whole.name, kind])
+        parts = pending.setdefault(stored, {})
+        parts[part] = bits
+        if len(parts) == len(whole.part_names):
+            found = np.empty((whole.num_rows, *bits.shape[1:]), bits.dtype)
+            for each, rows in parts_of(whole):
+                found[rows] = parts[each]
+            yield stored, found
+            del pending[stored]
+
+
 def write(
     directory: Path,
     config: dict[str, Any],
@@ -98,12 +121,14 @@ def write(
     for name, content in (documents | files).items():
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2))
     model_config = ModelConfig.read(directory)
+    can_be_answered = is_text(tokenizer, model_config.vocab_size)
     shapes = declare_model(model_config)[1].shapes()
+    empty = ((name, np.broadcast_to(np.uint16(0), shape)) for name, shape in shapes.items())
+    entries = [(name, "BF16", bits.shape) for name, bits in stored_tensors(model_config, empty)]
+    for own, other in published.items():
+        entries = [(name.replace(own, other), kind, shape) for name, kind, shape in entries]
+    drawn = tensors(model_config, seed, can_be_answered, make_change(can_be_answered))
     with (directory / "model.safetensors").open("xb") as file:
-        names = {name: name for name in shapes}
-        for own, other in published.items():
-            names = {name: kept.replace(own, other) for name, kept in names.items()}
-        file.write(header_of(((names[name], "BF16", shape) for name, shape in shapes.items()), {"format": "pt"}))
-        can_be_answered = is_text(tokenizer, model_config.vocab_size)
-        for _, bits in tensors(model_config, seed, can_be_answered, make_change(can_be_answered)):
+        file.write(header_of(entries, {"format": "pt"}))
+        for _, bits in stored_tensors(model_config, drawn):
             file.write(bits.tobytes())
