@@ -21,6 +21,7 @@ BY_HAND = {  # run by hand; their docstrings name what to install
     "tools/bench/openvino_pictures.py": {"openvino", "openvino-genai"},
     "tools/bench/openvino_server.py": {"openvino-genai"},
     "tools/bench/transformers_encoder.py": {"torch", "transformers"},
+    "tools/bench/transformers_text.py": {"torch", "transformers"},
     "tools/bench/transformers_pictures.py": {"transformers"},
     **{  # tools/test-clients installs them
         f"tools/clients/of_{name}.py": {name, "openai", "pydantic", "langchain-core", "langchain-openai"}
