@@ -345,6 +345,7 @@ class Rotary(msgspec.Struct):
 
     head_dim: int
     is_by_row: bool = False
+    is_constant: bool = False  # nothing is rotated: cosines are 1 and sines 0, and a backend may keep one row of each
     query_factors: Tensor = None  # float32 [max_model_len, 1], of queries by position; None: queries stay
     cosines: Tensor = None
     sines: Tensor = None

@@ -73,7 +73,8 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
                 array_of(np.ones(shape, np.float32)) if module.has_values else None,
             )
         case Rotary():
-            module.cosines, module.sines = (array_of(_float32(sources[name])) for name in ("cosines", "sines"))
+            tables = [_float32(sources[name]) for name in ("cosines", "sines")]
+            module.cosines, module.sines = (array_of(each[:1].copy() if module.is_constant else each) for each in tables)
             module.partners = array_of(np.ascontiguousarray(sources["partners"](), np.int32))
             if "query_factors" in sources:
                 module.query_factors = array_of(_float32(sources["query_factors"]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,12 @@ def _paging(inputs: AttentionMetadata, cache: LayerCache, *, has_bounds: bool = 
     tables = inputs.block_tables[cache.table]
     bounds = inputs.host_counts[HAS_BOUNDS:] if has_bounds else _NO_BOUNDS, inputs.first_keys, inputs.last_keys
     return inputs.sequence_slots, inputs.sequence_offsets, inputs.sequence_starts, tables, tables.shape[1], *bounds
+
+
+@cache
+def _zeros(count: int) -> np.ndarray:
+    """Return int32 zeros, which are never released: recordings have their address."""
+    return np.zeros(count, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +265,8 @@ class CpuOps:
         """Return the angles; they are read in place, by position or by row, without computation."""
         if module.is_by_row:
             return Angles(inputs.row_numbers, inputs.row_cosines, inputs.row_sines, module.partners)
-        return Angles(inputs.positions, module.cosines, module.sines, module.partners)
+        positions = _zeros(inputs.max_rows) if module.is_constant else inputs.positions
+        return Angles(positions, module.cosines, module.sines, module.partners)
 
     def rotate_and_store(
         self, inputs: Inputs, qkv: Tensor, angles: Angles, norm: HeadNorm | None, shape: AttentionShape, cache: LayerCache

@@ -51,7 +51,7 @@ def test_adapter_of_other_mlps_equals_merged_weights(config: dict[str, Any], tmp
     "name",
     [
         *("phi3", "glm4", "gemma4_text", "deepseek_v2", "glm4_moe_lite", "qwen2_moe", "llama4_text", "granitemoeshared"),
-        *("qwen3_next", "lfm2", "granitemoehybrid"),
+        *("qwen3_next", "lfm2", "granitemoehybrid", "nemotron_h"),
     ],
 )
 def test_adapter_of_every_linear_equals_merged_weights(name: str, tmp_path: Path) -> None:

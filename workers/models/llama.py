@@ -190,8 +190,10 @@ class Llama:
         self.has_parallel_mlp = FAMILIES[config.architecture].has_parallel_mlp
         self.head = self.declare_head(weights)
         dims = {index in config.other_rope_layers: config.layer_shape(index).head_dim for index in range(config.num_layers)}
-        has_attention = config.attention_layers is None or len(config.attention_layers) > 0
-        self.rotary = weights.rotary(config.rope, dims.get(False, config.head_dim) if has_attention else 1)
+        head_dim = dims.get(False, config.head_dim)
+        if config.attention_layers == ():  # the tables are not read
+            head_dim = config.rope.rotary_dim or 1
+        self.rotary = weights.rotary(config.rope, head_dim)
         self.other_rotary = weights.rotary(config.other_rope, dims[True]) if config.other_rope else None
         self.num_deepstack = len(config.vision.deepstack_layers) if config.vision else 0
 

@@ -378,7 +378,7 @@ class Weights(msgspec.Struct):
     def rotary(self, rope: RopeConfig, head_dim: int) -> Rotary:
         """Declare rotary tables, which no checkpoint has: computed for as many positions as the engine serves, or for the rows
         of each step."""
-        module = Rotary(head_dim, is_by_row=bool(rope.mrope_sections))
+        module = Rotary(head_dim, is_by_row=bool(rope.mrope_sections), is_constant=not rope.rotary_dim)
         self.rotaries.append((rope, module))
         return module
 

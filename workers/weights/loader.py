@@ -132,7 +132,7 @@ def load_weights(
         tables = rotary_tables(rope, rotary.head_dim, 0 if rotary.is_by_row else num_positions)
         factors = query_factors(rope, num_positions)
         named = zip(("cosines", "sines", "partners", "query_factors"), (*tables, factors), strict=True)
-        sources = {name: partial(np.asarray, values) for name, values in named if values is not None}
+        sources = {name: partial(np.ascontiguousarray, values) for name, values in named if values is not None}
         ops.pack(rotary, sources, Memory())
     mixtures = [mixture for mixture in weights.mixtures if not mixture.is_local]
     routers = [router.linear for router in weights.routers if not router.weight_name]

@@ -36,8 +36,11 @@ def rotary_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[
     if rope.rope_type == "longrope":
         is_long = num_positions > rope.original_max_position_embeddings
         rope = msgspec.structs.replace(rope, frequency_factors=rope.long_factors if is_long else rope.short_factors)
-    first, second = _pairs(rope)
     partners = np.arange(head_dim, dtype=np.int32)
+    if not rope.rotary_dim:
+        cosines, sines = (np.broadcast_to(np.float32(value), (num_positions, head_dim)) for value in (1, 0))
+        return cosines, sines, partners
+    first, second = _pairs(rope)
     partners[first], partners[second] = second, first
     return *rotary_angles(rope, head_dim, np.arange(num_positions)[:, None]), partners
 

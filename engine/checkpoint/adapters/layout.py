@@ -57,9 +57,9 @@ class StackShape(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(config: ModelConfig) -> StackShape | None:
-        """None: the model has no experts, or several sets of them, which are not stacked."""
+        """None: the model has no experts, or several sets of them, which are not stacked, or they have no gates."""
         experts, family = config.experts, FAMILIES[config.architecture]
-        if experts is None or config.vision_experts is not None:
+        if experts is None or config.vision_experts is not None or family.plain_mlp_names:
             return None
         is_marked = family.has_interleaved_experts
         is_turned = family.has_turned_experts or is_marked
@@ -139,6 +139,13 @@ def _linears(config: ModelConfig) -> list[tuple[str, int, int]]:
     ]
 
 
+def _has_mlp(config: ModelConfig, layer: int) -> bool:
+    """Return whether a layer has an MLP or experts. In families without an inner norm layers have one part each."""
+    recurrent = config.recurrence.layers if config.recurrence is not None else ()
+    attention = config.attention_layers
+    return bool(FAMILIES[config.architecture].norm_names.inner) or attention is None or layer not in {*attention, *recurrent}
+
+
 def _before_mlp(config: ModelConfig, layer: int) -> Iterator[tuple[str, int, int]]:
     if config.attention_layers is None or layer in config.attention_layers:
         yield from _of_attention(config, layer)
@@ -189,6 +196,8 @@ def _of_latents(latents: Latents, hidden: int, heads: int) -> list[tuple[str, in
 
 
 def _of_mlp(config: ModelConfig, layer: int) -> list[tuple[str, int, int]]:
+    if not _has_mlp(config, layer):
+        return []
     family, hidden, inner = FAMILIES[config.architecture], config.hidden_size, config.layer_shape(layer).intermediate_size
     sparse = [experts for experts in (config.experts, config.vision_experts) if experts and layer in experts.sparse_layers]
     prefix = family.mlp_name
@@ -202,6 +211,8 @@ def _of_mlp(config: ModelConfig, layer: int) -> list[tuple[str, int, int]]:
     found = [*found, (f"{prefix}.{last}", inner, hidden)] if inner else []
     if len(sparse) == 1:  # several sets have routers of another form
         found.append(("mlp.gate", hidden, sparse[0].num_experts))
+        if latent := sparse[0].latent_size:
+            found += [("mlp.fc1_latent_proj", hidden, latent), ("mlp.fc2_latent_proj", latent, hidden)]
     return found
 
 
@@ -210,14 +221,15 @@ def _of_experts(config: ModelConfig) -> Iterator[tuple[str, int, int]]:
     if why_not_adaptable(config):
         return
     for layer in range(config.num_layers):
-        first, hidden = 0, config.hidden_size
+        first = 0
+        *parts, last = FAMILIES[config.architecture].plain_mlp_names or ("gate_proj", "up_proj", "down_proj")
         for experts in (config.experts, config.vision_experts):
             if experts is None or layer not in experts.sparse_layers:
                 continue
-            inner = experts.intermediate_size
+            width, inner = experts.latent_size or config.hidden_size, experts.intermediate_size
             for index in range(first, first + experts.num_experts):
                 name = f"model.layers.{layer}.mlp.experts.{index}"
-                yield f"{name}.gate_proj", hidden, inner
-                yield f"{name}.up_proj", hidden, inner
-                yield f"{name}.down_proj", inner, hidden
+                for part in parts:
+                    yield f"{name}.{part}", width, inner
+                yield f"{name}.{last}", inner, width
             first += experts.num_experts

@@ -22,6 +22,7 @@ class Mamba2(Family):
     class_names = ("Mamba2ForCausalLM",)
     model = "workers.models.mamba2:Mamba2"
     norm_epsilon_name = "layer_norm_epsilon"
+    recurrent_module = "mamba"
     norm_names = NormNames(input="norm", inner="")
     has_rotary = False
     harmless_options = frozenset(

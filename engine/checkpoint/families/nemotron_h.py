@@ -32,6 +32,7 @@ class NemotronH(Family):
     norm_epsilon_name = "layer_norm_epsilon"
     activation_name = "mlp_hidden_act"
     activation = "relu2"
+    recurrent_module = "mamba"
     norm_names = NormNames(input="norm", inner="")
     plain_mlp_names = ("up_proj", "down_proj")
     has_rotary = False

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -51,6 +52,7 @@ TOLERANCE = 1e-3
 REFERENCE: dict[str, Any] = {"ops": "reference", "plan": "eager"}  # computes with the numbers as they are
 SIZES = {"vocab_size": 1024, "hidden_size": 64, "intermediate_size": 96}
 OTHER_SIZES = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "shared_intermediate_size": 32}
+OTHER_SIZES |= {"mamba_num_heads": 8, "num_heads": 8, "moe_shared_expert_intermediate_size": 32}
 OTHER_SIZES |= {"intermediate_size_mlp": 96, "q_lora_rank": 32, "kv_lora_rank": 32, "head_dim": 16}
 QUANTIZED: dict[str, Callable[[], Format]] = {
     "awq": lambda: awq(32),
@@ -109,7 +111,9 @@ def quantized(name: str, config: dict[str, Any], folder: Path) -> None:
     tensors = with_joined(drawn_tensors(model), model, config)
     (folder / "quantized").mkdir()
     worth = write_quantized(folder / "quantized", config, tensors, QUANTIZED[name]())
-    assert any((worth[each] != tensors[each]).any() for each in tensors if ".mlp." in each), "the MLP is not quantized"
+    assert any((worth[each] != tensors[each]).any() for each in tensors if re.search(r"\.(mlp|mamba)\.", each)), (
+        "no part is quantized"
+    )
     if model.architecture == "gpt_oss":
         worth = to_gpt_oss_layout(worth, is_packed=False)
     write_safetensors(folder / "plain" / "model.safetensors", worth, metadata={"format": "pt"})
