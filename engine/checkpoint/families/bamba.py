@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+from typing import Any
+
 from engine.checkpoint.activations import read_activation
+from engine.checkpoint.families import mamba_in_gguf
 from engine.checkpoint.families.experts import layer_indexes
 from engine.checkpoint.families.family import Biases, Family, NormNames
-from engine.checkpoint.families.recurrence import Mamba, Recurrence, state_spaces, time_step_limits
+from engine.checkpoint.families.recurrence import MAMBA_NAMES, Mamba, Recurrence, state_spaces, time_step_limits
 from engine.checkpoint.json_fields import JsonOptions
 
 
 class Bamba(Family):
     name = "bamba"
-    gguf_name: str | None = None
+    gguf_name: str | None = None  # its GGUF files say granitehybrid, without an attention.scale
+    gguf_options = frozenset(("attention.head_count_kv",))
+    gguf_names = MappingProxyType(mamba_in_gguf.tensor_names("mamba"))
+    is_permuted_in_gguf = True
     class_names = ("BambaForCausalLM",)
     model = "workers.models.mamba2:Mamba2"
     recurrent_module = "mamba"
@@ -26,6 +33,14 @@ class Bamba(Family):
     )
     num_kv_heads = 8
     rms_norm_eps = 1e-5
+
+    def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
+        attending = mamba_in_gguf.are_attending(options, num_layers)
+        return {
+            **mamba_in_gguf.sizes(options, MAMBA_NAMES),
+            "mamba_expand": options.count("ssm.inner_size") // options.count("embedding_length"),
+            "attn_layer_indices": [index for index, each in enumerate(attending) if each],
+        }
 
     def biases(self, options: JsonOptions) -> Biases:
         bias = options.flag("attention_bias", False)

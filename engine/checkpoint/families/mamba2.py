@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from engine.checkpoint.activations import read_activation
+from engine.checkpoint.families import mamba_in_gguf
 from engine.checkpoint.families.family import Family, NormNames
 from engine.checkpoint.families.recurrence import Mamba, MambaNames, Recurrence, state_spaces, time_step_limits
 from engine.checkpoint.json_fields import JsonOptions
@@ -18,7 +20,8 @@ _MAX_POSITIONS = 1 << 20  # config.json has no limit
 
 class Mamba2(Family):
     name = "mamba2"
-    gguf_name: str | None = None
+    gguf_options = frozenset(("attention.head_count", "feed_forward_length"))
+    gguf_names = MappingProxyType(mamba_in_gguf.tensor_names("mamba"))
     class_names = ("Mamba2ForCausalLM",)
     model = "workers.models.mamba2:Mamba2"
     norm_epsilon_name = "layer_norm_epsilon"
@@ -37,6 +40,11 @@ class Mamba2(Family):
         )
     )
     rms_norm_eps = 1e-5
+
+    def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
+        missing = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "intermediate_size"))
+        expand = options.count("ssm.inner_size") // options.count("embedding_length")
+        return {**missing, **mamba_in_gguf.sizes(options, _NAMES), "expand": expand}
 
     def text_defaults(self, text: JsonOptions) -> Mapping[str, Any]:
         """Return what only attention and MLPs read, which there are none of, and the longest text."""

@@ -29,7 +29,12 @@ def sizes(options: JsonOptions, names: MambaNames) -> dict[str, Any]:
 
 def are_attending(options: JsonOptions, num_layers: int) -> list[bool]:
     """Return whether each layer has attention: the others have no key heads."""
-    kv_heads = options.counts("attention.head_count_kv", (), or_one=num_layers)
-    if len(kv_heads) != num_layers:
-        raise options.error("attention.head_count_kv", f"{list(kv_heads)} should be {num_layers} integers")
-    return [count > 0 for count in kv_heads]
+    return [count > 0 for count in by_layer(options, "attention.head_count_kv", num_layers)]
+
+
+def by_layer(options: JsonOptions, key: str, num_layers: int) -> tuple[int, ...]:
+    """Return a number for each layer. Files may have more, of MTP layers."""
+    values = options.counts(key, (), or_one=num_layers)
+    if len(values) < num_layers:
+        raise options.error(key, f"{list(values)} should be {num_layers} integers or more")
+    return values[:num_layers]

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from engine.checkpoint.activations import read_activation
+from engine.checkpoint.families import mamba_in_gguf
 from engine.checkpoint.families.experts import ExpertsConfig, num_chosen, num_experts
 from engine.checkpoint.families.family import Biases, Family, NormNames
 from engine.checkpoint.families.recurrence import Mamba, MambaNames, Recurrence, layer_kinds, state_spaces
@@ -26,7 +27,14 @@ _NAMES = MambaNames(
 
 class NemotronH(Family):
     name = "nemotron_h"
-    gguf_name: str | None = None
+    gguf_options = frozenset(("attention.head_count_kv", "feed_forward_length"))
+    gguf_names = MappingProxyType(
+        {
+            **mamba_in_gguf.tensor_names("mamba"),
+            **{"ffn_latent_down": "mlp.fc1_latent_proj", "ffn_latent_up": "mlp.fc2_latent_proj"},
+        }
+    )
+    is_permuted_in_gguf = True
     class_names = ("NemotronHForCausalLM",)
     model = "workers.models.nemotron_h:NemotronH"
     norm_epsilon_name = "layer_norm_epsilon"
@@ -56,6 +64,20 @@ class NemotronH(Family):
     num_kv_heads = 8
     head_dim = 128
     rms_norm_eps = 1e-5
+
+    def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
+        widths = mamba_in_gguf.by_layer(options, "feed_forward_length", num_layers)
+        of_mlp = "moe" if options.values.get("expert_count") else "mlp"
+        attending = mamba_in_gguf.are_attending(options, num_layers)
+        kinds = [
+            "full_attention" if has_attention else of_mlp if width else "linear_attention"
+            for has_attention, width in zip(attending, widths, strict=True)
+        ]
+        return {
+            **mamba_in_gguf.sizes(options, _NAMES),
+            "layers_block_type": kinds,
+            "mlp_hidden_act": "relu2",
+        }
 
     def text_defaults(self, text: JsonOptions) -> Mapping[str, Any]:
         kinds = self._kinds(text)

@@ -120,7 +120,7 @@ def model_options(file: GgufModel) -> dict[str, Any]:
     experts = expert_options(file, options, family.name, name, num_layers)
     if not experts and options.values.get(f"{name}.expert_count"):
         raise options.error(f"{name}.expert_count", f"{options.values[f'{name}.expert_count']!r} is not supported")
-    num_heads = options.count(f"{name}.attention.head_count")
+    num_heads = _count(options, family, name, "attention.head_count")
     hidden_size = options.count(f"{name}.embedding_length")
     latents = latent_options(options, name) if name in ("deepseek2", "kimi-linear") else {}
     head_dim = latents.get("qk_rope_head_dim") or options.count(f"{name}.attention.key_length", hidden_size // num_heads)
@@ -130,6 +130,7 @@ def model_options(file: GgufModel) -> dict[str, Any]:
     if family.has_proportional_rope and rope["frequency_factors"]:
         rope |= _proportional(rope["frequency_factors"], head_dim)
     has_bias = any(re.fullmatch(r"blk\.\d+\.attn_q(kv)?\.bias", tensor) for tensor in file.tensors)
+    has_conv_bias = any(re.fullmatch(r"blk\.\d+\.ssm_conv1d\.bias", tensor) for tensor in file.tensors)
     return {
         "architectures": [family.class_names[0]],
         "model_type": family.name,
@@ -143,7 +144,7 @@ def model_options(file: GgufModel) -> dict[str, Any]:
         "head_dim": head_dim,
         family.activation_name: "silu",
         "max_position_embeddings": options.count(f"{name}.context_length"),
-        family.norm_epsilon_name: options.number(f"{name}.attention.{_NORM_EPSILONS[family.norm_kind]}", None),
+        family.norm_epsilon_name: _norm_epsilon(options, family, name),
         "rope_parameters": {"full_attention": rope} if family.local_rope_theta else rope,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": has_bias,
@@ -151,7 +152,8 @@ def model_options(file: GgufModel) -> dict[str, Any]:
         "qkv_bias": has_bias,
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
-        "mamba_conv_bias": any(re.fullmatch(r"blk\.\d+\.ssm_conv1d\.bias", tensor) for tensor in file.tensors),
+        "mamba_conv_bias": has_conv_bias,
+        "use_conv_bias": has_conv_bias,
         "use_sliding_window": False,
         "attention_k_eq_v": _has_keys_as_values(file),
         "lacks_encoder": _lacks_encoder(options, name),
@@ -171,11 +173,13 @@ def _family(file: GgufModel, options: JsonOptions, name: str) -> Family:
             f"{name!r} reads pictures, which GGUF files are not supported for; use the model's safetensors checkpoint, or the "
             "GGUF file of the text model for text alone",
         )
-    names = GGUF_NAMES | GGUF_NAMES_WITH_PICTURES
+    names = GGUF_NAMES | GGUF_NAMES_WITH_PICTURES | {"nemotron_h_moe": FAMILIES["nemotron_h"]}
     if name not in names:
         raise options.error("general.architecture", f"{name!r} is not supported; expected one of {', '.join(names)}")
     if name == "llama" and options.values.get("llama.expert_count"):
         return FAMILIES["mixtral"]
+    if name == "granitehybrid" and "granitehybrid.attention.scale" not in options.values:
+        return FAMILIES["bamba"]
     if name == "deepseek2":
         return FAMILIES["deepseek_v2" if has_softmax_scores(file, options, name) else "deepseek_v3"]
     if name == "olmo2" and options.values.get("olmo2.attention.sliding_window"):
@@ -202,12 +206,21 @@ def _lacks_encoder(options: JsonOptions, name: str) -> bool:
 
 
 def _count(options: JsonOptions, family: Family, name: str, key: str, default: int | None = None) -> int:
-    """Return a number; of a list with a number for each layer the first but 0, if the family reads the others."""
+    """Return a number; of a list with a number for each layer the first but 0, if the family reads the others. 1 in place of 0,
+    if the family has no use for it."""
     values = options.values.get(f"{name}.{key}")
+    if key in family.gguf_options and values == 0:
+        return 1
     if key in family.gguf_options and isinstance(values, list) and values:
         first = next(filter(None, values), 0)
         return JsonOptions({f"{name}.{key}": first}, options.path).count(f"{name}.{key}")
     return options.count(f"{name}.{key}", default)
+
+
+def _norm_epsilon(options: JsonOptions, family: Family, name: str) -> float:
+    """Return the epsilon of norms, which some files have under the other name only."""
+    other = options.values.get(f"{name}.attention.layer_norm_epsilon")
+    return options.number(f"{name}.attention.{_NORM_EPSILONS[family.norm_kind]}", other)
 
 
 def _width_of_experts(options: JsonOptions, name: str) -> int | None:

@@ -25,10 +25,11 @@ _FOLLOWING = (
     "minimax_m2",
     "lfm2_moe",
     "kimi_linear",
+    "nemotron_h",
 )  # families that read these options
 
 
-_OPTIONAL = ("gemma4_text", "granitemoehybrid")  # families of models with and without experts
+_OPTIONAL = ("gemma4_text", "granitemoehybrid", "nemotron_h")  # families of models with and without experts
 
 
 def expert_options(file: GgufModel, options: JsonOptions, family: str, name: str, num_layers: int) -> dict[str, Any]:
@@ -160,6 +161,16 @@ def _kimi_linear(file: GgufModel, options: JsonOptions, name: str, sparse: list[
     return _deepseek_v3(file, options, name, sparse) | {"norm_topk_prob": True}
 
 
+def _nemotron_h(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    """Return the options of Nemotron-H. Scores are sigmoids."""
+    found = _deepseek_v3(file, options, name, sparse)
+    own = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor")
+    return {key: found[key] for key in (*own, "n_group", "topk_group")} | {
+        "moe_shared_expert_intermediate_size": options.count(f"{name}.expert_shared_feed_forward_length"),
+        "moe_latent_size": options.count(f"{name}.moe_latent_size", 0, least=0) or None,
+    }
+
+
 def _deepseek_v2(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
     """Return the options of DeepSeek-V2, with the groups of its config.json."""
     found = _deepseek_v3(file, options, name, sparse)
@@ -218,6 +229,7 @@ _OPTIONS: dict[str, _Options] = {
     "deepseek_v3": _deepseek_v3,
     "glm4_moe": _glm4_moe,
     "kimi_linear": _kimi_linear,
+    "nemotron_h": _nemotron_h,
     "minimax_m2": _minimax_m2,
     "gemma4_text": _gemma4,
 }

@@ -92,16 +92,19 @@ def gguf_tensors(file: GgufModel, config: ModelConfig) -> dict[str, Tensor]:
             shared = next((found[f"{other}.weight"] for other in others if f"{other}.weight" in found), None)
             if shared is not None:
                 found.setdefault(f"model.layers.{index}.{own}.weight", shared)
-    found = {_draft_name(name, config): tensor for name, tensor in found.items()}
+    found = {own: tensor for name, tensor in found.items() if (own := _draft_name(name, config))}
     return dict(restored(found, config) if config.recurrence else found)
 
 
 def _draft_name(name: str, config: ModelConfig) -> str:
-    """Return the name in checkpoints of a tensor of an MTP layer, which files name like a layer behind the others."""
+    """Return the name in checkpoints of a tensor of an MTP layer, which files name like a layer behind the others; empty: it is
+    not read. Other tensors keep their name."""
     names = FAMILIES[config.architecture].draft_names
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
-    if names is None or match is None or int(match[1]) < config.num_layers:
+    if match is None or int(match[1]) < config.num_layers:
         return name
+    if names is None:
+        return ""
     own = names.of(int(match[1]) - config.num_layers, config.num_layers)
     special = {"enorm": own.embedding_norm, "hnorm": own.hidden_norm, "eh_proj": own.projection}
     special |= {"shared_head.norm": own.norm, "shared_head.head": own.head}
