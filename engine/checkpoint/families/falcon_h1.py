@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+from typing import Any
+
 from engine.checkpoint.activations import read_activation
+from engine.checkpoint.families import mamba_in_gguf
 from engine.checkpoint.families.family import Biases, Family, Multipliers, NormNames
-from engine.checkpoint.families.recurrence import Mamba, Recurrence, state_spaces, time_step_limits
+from engine.checkpoint.families.recurrence import MAMBA_NAMES, Mamba, Recurrence, state_spaces, time_step_limits
 from engine.checkpoint.json_fields import JsonOptions
 
 _NUM_FACTORS = 5  # of gates, x, B, C and time steps
@@ -12,7 +16,8 @@ _NUM_FACTORS = 5  # of gates, x, B, C and time steps
 
 class FalconH1(Family):
     name = "falcon_h1"
-    gguf_name: str | None = None
+    gguf_name = "falcon-h1"
+    gguf_names = MappingProxyType(mamba_in_gguf.tensor_names("mamba") | {"ffn_norm": "pre_ff_layernorm.weight"})
     class_names = ("FalconH1ForCausalLM",)
     model = "workers.models.falcon_h1:FalconH1"
     norm_names = NormNames(inner="pre_ff_layernorm")
@@ -25,6 +30,11 @@ class FalconH1(Family):
     )
     num_kv_heads = 8
     rms_norm_eps = 1e-5
+
+    def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
+        """Return the sizes; factors are in the weights."""
+        sizes = mamba_in_gguf.sizes(options, MAMBA_NAMES)
+        return {**sizes, "mamba_d_ssm": options.count("ssm.inner_size"), "mamba_norm_before_gate": False}
 
     def biases(self, options: JsonOptions) -> Biases:
         bias = options.flag("attention_bias", False)

@@ -158,6 +158,7 @@ def model_options(file: GgufModel) -> dict[str, Any]:
         "attention_k_eq_v": _has_keys_as_values(file),
         "lacks_encoder": _lacks_encoder(options, name),
         "dtype": "float32",
+        **({"mamba_rms_norm": "blk.0.ssm_norm.weight" in file.tensors} if family.name == "falcon_h1" else {}),
         **experts,
         **latents,
         **({family.head_norm_option: "blk.0.attn_q_norm.weight" in file.tensors} if family.head_norm_option else {}),
