@@ -18,12 +18,14 @@ from tests.ggufs_recurrent import (
     DELTA_PARTS,
     KIMI_PARTS,
     LFM2_PARTS,
+    MAMBA,
     MAMBA_PARTS,
     add_shape,
     delta_tensors,
     draft_layers,
     kimi_tensors,
     mamba_tensors,
+    with_mamba_sizes,
 )
 from workers.weights.safetensors import SafetensorsFile
 
@@ -90,11 +92,21 @@ _SPECIAL_PARTS = {
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
     **dict.fromkeys(DELTA, DELTA_PARTS),
     **dict.fromkeys(("lfm2", "lfm2_moe"), LFM2_PARTS),
-    "granitemoehybrid": MAMBA_PARTS,
+    **dict.fromkeys(MAMBA, MAMBA_PARTS),
     "kimi_linear": KIMI_PARTS,
 }
 _WITH_LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
-_PERMUTED = ("llama", "mixtral", "granite", "granitemoeshared", "granitemoehybrid", "ministral3", "smollm3")
+_PERMUTED = (
+    "llama",
+    "mixtral",
+    "granite",
+    "granitemoeshared",
+    "granitemoehybrid",
+    "ministral3",
+    "smollm3",
+    "bamba",
+    "nemotron_h",
+)
 _ARCHITECTURES = {
     "mixtral": "llama",
     "glm4_moe": "glm4moe",
@@ -122,6 +134,9 @@ _ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "granitemoeshared": "granitemoe",
     "granitemoehybrid": "granitehybrid",
+    "bamba": "granitehybrid",
+    "nemotron_h": "nemotron_h_moe",
+    "falcon_h1": "falcon-h1",
     "ministral3": "mistral3",
     "ernie4_5_moe": "ernie4_5-moe",
     "deepseek_v2": "deepseek2",
@@ -156,6 +171,8 @@ def gguf_name(name: str, model_type: str = "") -> str:
             return name.replace(outer, short)
     if name.endswith((".e_score_correction_bias", ".expert_bias")):
         return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
+    if model_type == "falcon_h1" and name.endswith(".pre_ff_layernorm.weight"):
+        return f"blk.{name.split('.')[2]}.ffn_norm"  # without a suffix
     if (last := name.rpartition(".")[2]) in _RATES:
         return f"blk.{name.split('.')[2]}.{_RATES[last]}"
     _, _, layer, *part, suffix = name.split(".")
@@ -185,7 +202,7 @@ def permuted(values: np.ndarray, num_heads: int) -> np.ndarray:
 def write_gguf(path: Path, source: Path, encode: Encode, tensors_per_part: int = 0, **metadata: Any) -> dict[str, np.ndarray]:
     """Write the checkpoint `source` as a GGUF file; return the values of each tensor there, by its Hugging Face name.
     `tensors_per_part`: at most so many tensors in each of several files; 0: all in one."""
-    config = _text_part(json.loads((source / "config.json").read_text()))
+    config = with_mamba_sizes(_text_part(json.loads((source / "config.json").read_text())))
     writer = shape_writer(path, config, tensors_per_part)
     for key, value in metadata.items():
         add_value(writer, key, value)
@@ -194,7 +211,7 @@ def write_gguf(path: Path, source: Path, encode: Encode, tensors_per_part: int =
     together = _experts_together(tensors | draft_layers(tensors_of(source), config))
     if config["model_type"] in DELTA:
         together = delta_tensors(together, config)
-    if config["model_type"] == "granitemoehybrid":
+    if config["model_type"] in MAMBA:
         together = mamba_tensors(together, config)
     if config["model_type"] == "kimi_linear":
         together = kimi_tensors(together)
@@ -265,12 +282,13 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
     if "intermediate_size" in config:
         writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    if config["num_key_value_heads"]:
+        writer.add_head_count_kv(config["num_key_value_heads"])
     if "rms_norm_eps" in config or "norm_eps" in config:
         writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", config.get("norm_eps")))
     else:
         writer.add_layer_norm_eps(config.get("layer_norm_eps", config.get("norm_epsilon")))
-    if config["model_type"] in (*DELTA, "lfm2", "lfm2_moe", "granitemoehybrid", "kimi_linear"):
+    if config["model_type"] in (*DELTA, "lfm2", "lfm2_moe", "kimi_linear", *MAMBA):
         add_shape(writer, config)
     rope = full_rope(config)
     writer.add_rope_freq_base(rope["rope_theta"])

@@ -29,6 +29,7 @@ LFM2_PARTS = {
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
 }
+MAMBA = ("granitemoehybrid", "bamba", "mamba2", "nemotron_h", "falcon_h1")
 KIMI_PARTS = {
     **{f"self_attn.{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},
     **{f"self_attn.{part}_proj": f"ssm_{part}" for part in ("f_a", "f_b", "g_a", "g_b")},
@@ -36,6 +37,10 @@ KIMI_PARTS = {
     "self_attn.o_norm": "ssm_norm",
 }
 MAMBA_PARTS = {
+    "norm": "attn_norm",
+    "pre_ff_layernorm": "ffn_norm",
+    "mlp.fc1_latent_proj": "ffn_latent_down",
+    "mlp.fc2_latent_proj": "ffn_latent_up",
     "mamba.in_proj": "ssm_in",
     "mamba.conv1d": "ssm_conv1d",
     "mamba.norm": "ssm_norm",
@@ -63,7 +68,7 @@ def add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config.get("num_experts_per_tok", config.get("num_experts_per_token")))
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if config["model_type"] == "granitemoehybrid":
+    if config["model_type"] in MAMBA:
         _add_mamba(writer, config)
     if config["model_type"] == "kimi_linear":
         _add_kimi(writer, config)
@@ -86,15 +91,50 @@ def add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_dimension_count(int(config["head_dim"] * share))
 
 
+def with_mamba_sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a model with Mamba-2 layers under Granite's names."""
+    kind, layers = config["model_type"], range(config.get("num_hidden_layers", 0))
+    if kind == "bamba":
+        attending = config["attn_layer_indices"]
+        return config | {"layer_types": ["full_attention" if index in attending else "mamba" for index in layers]}
+    if kind == "falcon_h1":
+        return config | {"mamba_d_head": config["mamba_d_ssm"] // config["mamba_n_heads"]}
+    if kind not in ("mamba2", "nemotron_h"):
+        return config
+    prefix, state = ("", "state_size") if kind == "mamba2" else ("mamba_", "ssm_state_size")
+    sizes = {"mamba_n_heads": f"{prefix}num_heads", "mamba_d_head": f"{prefix}head_dim"}
+    found = {name: config[own] for name, own in (sizes | {"mamba_n_groups": "n_groups", "mamba_d_state": state}).items()}
+    if kind == "mamba2":
+        missing = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "intermediate_size"), 0)
+        config = {name: value for name, value in config.items() if name != "head_dim"}
+        return config | found | missing | {"max_position_embeddings": 1 << 20, "rms_norm_eps": 1e-5}
+    kinds = config["layers_block_type"]
+    return config | found | {"num_hidden_layers": len(kinds), "layer_types": kinds, "rms_norm_eps": 1e-5}
+
+
 def _add_mamba(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    writer.kv_data[0].pop(f"{writer.arch}.attention.head_count_kv")
-    are_recurrent = [kind in ("mamba", "linear_attention") for kind in config["layer_types"]]
-    writer.add_head_count_kv([0 if each else config["num_key_value_heads"] for each in are_recurrent])
+    heads, kinds = config["mamba_n_heads"], config.get("layer_types")
+    if kinds is not None:
+        writer.kv_data[0].pop(f"{writer.arch}.attention.head_count_kv")
+        writer.add_head_count_kv(
+            [config["num_key_value_heads"] if kind in ("attention", "full_attention") else 0 for kind in kinds]
+        )
+    if config["model_type"] == "nemotron_h":
+        writer.kv_data[0].pop(f"{writer.arch}.feed_forward_length")
+        writer.add_feed_forward_length([config["moe_intermediate_size"] if kind == "moe" else 0 for kind in kinds or []])
+        writer.add_expert_count(config["n_routed_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])
+        writer.add_expert_weights_norm(True)
+    if config["model_type"] == "bamba":
+        writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"] // 2)
     writer.add_ssm_conv_kernel(config.get("mamba_d_conv", 4))
     writer.add_ssm_state_size(config["mamba_d_state"])
     writer.add_ssm_group_count(config.get("mamba_n_groups", 1))
-    writer.add_ssm_time_step_rank(config["mamba_n_heads"])
-    writer.add_ssm_inner_size(config.get("mamba_expand", 2) * config["hidden_size"])
+    writer.add_ssm_time_step_rank(heads)
+    expanded = config.get("mamba_expand", 2) * config["hidden_size"]
+    writer.add_ssm_inner_size(heads * config["mamba_d_head"] if "mamba_d_head" in config else expanded)
     writer.add_rope_scaling_finetuned(config.get("position_embedding_type") == "rope")
 
 
@@ -109,7 +149,27 @@ def mamba_tensors(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dic
         elif name.endswith((".A_log", ".D")):
             tensor = (-np.exp(tensor) if name.endswith("A_log") else tensor)[:, None]
         found[name] = tensor
-    return found
+    is_scaled = config["model_type"] == "falcon_h1"
+    return {name: _scaled(name, values, config) for name, values in found.items()} if is_scaled else found
+
+
+def _scaled(name: str, values: np.ndarray, config: dict[str, Any]) -> np.ndarray:
+    """Return a tensor of Falcon-H1 with its constant factors."""
+    gate, down = config["mlp_multipliers"]
+    attention = config["attention_in_multiplier"]
+    factors = {
+        **{"gate_proj": gate, "down_proj": down, "o_proj": config["attention_out_multiplier"]},
+        **{"q_proj": attention, "k_proj": attention * config["key_multiplier"], "v_proj": attention},
+        **{"out_proj": config["ssm_out_multiplier"], "lm_head": config["lm_head_multiplier"]},
+        **{"embed_tokens": config["embedding_multiplier"], "in_proj": config["ssm_in_multiplier"]},
+    }
+    module = name.removesuffix(".weight").rpartition(".")[2]
+    scaled = values * np.float32(factors.get(module, 1.0))
+    if module == "in_proj":
+        width, keys = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+        widths = (width, width, keys, keys, config["mamba_n_heads"])
+        scaled *= np.repeat(config["ssm_multipliers"], widths).astype(np.float32)[:, None]
+    return scaled
 
 
 def _add_kimi(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

@@ -317,6 +317,27 @@ def test_mtp_layers_of_gguf_files_are_read(name: str, is_shared: bool, tmp_path:
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("name", ["bamba", "mamba2", "nemotron_h", "falcon_h1"])
+def test_mamba_layers_survive_conversion(name: str, tmp_path: Path) -> None:
+    """The answers of the checkpoint, also where files have constant factors in the weights."""
+    config = VARIANTS[name]["config"]
+    if name == "nemotron_h":  # files have experts or other MLPs
+        config = {**config, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]}
+    write_checkpoint(tmp_path, config)
+    write_gguf(tmp_path / "mamba.gguf", tmp_path, as_type("F32"), **PLAIN)
+    path = resolve_model(str(tmp_path / "mamba.gguf"))
+    assert ModelConfig.read(path).unknown_options == {}
+    answers = []
+    for place in (path, tmp_path):
+        serving = Serving(make_runner(place, max_model_len=128, num_kv_blocks=40))
+        sequence = ServedSequence(VARIANTS[name]["prompt_token_ids"], SamplingParams(temperature=0.0, num_logprobs=2), 8)
+        serving.place(sequence, 1)
+        serving.run([sequence])
+        answers.append(sequence)
+    assert answers[0].outputs == answers[1].outputs
+    np.testing.assert_allclose(answers[0].logprobs, answers[1].logprobs, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "type_name"), [("qwen3_next", "F32"), ("qwen3_5", "F32"), ("qwen3_5", "Q8_0"), ("qwen3_5", "Q4_0")]
 )
