@@ -9,6 +9,8 @@ each cause.
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import os
 import shutil
 import signal
@@ -16,6 +18,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -45,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # a third of the time that it takes to collect the tests, which leave no garbage until then
     if not hasattr(config, "workerinput"):  # a worker of xdist, which sees its share of the tests
         config.pluginmanager.register(CompleteRun())
 
@@ -62,6 +66,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen[True]
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 def _case_indices(items: list[pytest.Item]) -> Iterator[int]:
     """Yield for each item the index of its case within its test; 0 where the test has few cases."""
     names = [item.nodeid.partition("[")[0] for item in items]
@@ -73,13 +82,18 @@ def _case_indices(items: list[pytest.Item]) -> Iterator[int]:
 
 def is_slow(item: pytest.Item) -> bool:
     assert isinstance(item, pytest.Function)
-    used = {getattr(value, "__module__", None) for value in vars(item.module).values()}
-    if "tests.e2e" in item.module.__name__ or not used.isdisjoint(ENGINES) or item.get_closest_marker("slow") is not None:
+    if starts_engines(item.module) or item.get_closest_marker("slow") is not None:
         return True
     params = item.callspec.params.values() if hasattr(item, "callspec") else ()
     return item.module.__name__.startswith("tests.workers") and any(
         isinstance(value, str) and value == REFERENCE for value in params
     )
+
+
+@functools.cache
+def starts_engines(module: ModuleType) -> bool:
+    used = {getattr(value, "__module__", None) for value in vars(module).values()}
+    return "tests.e2e" in module.__name__ or not used.isdisjoint(ENGINES)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
