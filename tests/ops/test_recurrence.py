@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
+from engine.checkpoint.families.recurrence import MAX_KERNEL
 from ops import _cpu
 from ops.cpu.array import Array
 from ops.cpu.executors import Recording
@@ -38,7 +39,7 @@ from tests.ops.test_invariance import assert_row_alone
 NAMES = ("A_log", "dt_bias")
 LAYERS: dict[str, Layer] = {
     "convolution": ConvolvedLayer(Convolution("c", 72, 4)),
-    "convolution with bias": ConvolvedLayer(Convolution("c", 37, 2, has_bias=True, first=5)),
+    "convolution with bias": ConvolvedLayer(Convolution("c", 37, MAX_KERNEL, has_bias=True, first=5)),
     "gated convolution": ConvolvedLayer(Convolution("c", 40, 3, has_bias=True, activation="", is_gated=True)),
     "delta rule": DeltaLayer(DeltaRule(NAMES, 2, 4, 24, 64, first=3, decay_first=1, beta_first=2)),
     "delta rule of odd sizes": DeltaLayer(DeltaRule(NAMES, 1, 3, 7, 37)),

@@ -12,7 +12,7 @@ from engine.checkpoint.families.windows import all_but_every
 from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.recurrent_layer import RecurrentLayer
 
-MAX_KERNEL = 64  # positions that a convolution reads
+MAX_KERNEL = 16  # positions that a convolution reads; the native op takes as many
 # names of kinds in older files
 _OLDER_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
@@ -156,7 +156,8 @@ def time_step_limits(options: JsonOptions, name: str = "time_step_limit") -> tup
 def _number(value: Any) -> Any:
     """Return a number, which transformers may have written as an object; None: it is none."""
     if isinstance(value, dict):
-        value = {"Infinity": math.inf, "-Infinity": -math.inf}.get(value.get("__float__", ""))
+        found = value.get("__float__")
+        value = {"Infinity": math.inf, "-Infinity": -math.inf}.get(found) if isinstance(found, str) else None
     return float(value) if type(value) in (int, float) and not math.isnan(value) else None
 
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from engine.checkpoint.families import MODEL_TYPES
 from engine.checkpoint.families.gemma3 import Gemma3
+from engine.checkpoint.families.recurrence import MAX_KERNEL
 from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
@@ -448,6 +449,8 @@ def test_hostile_values_are_refused_or_read(directory: Path) -> None:
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [10**400]}}, "short_factor: .* list of finite numbers"),
         ("hunyuan_v1_dense", {"head_dim": 2, "rope_scaling": {"type": "dynamic", "alpha": 2.0}}, "alpha: 2.0 needs a head_dim"),
         ("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "alpha": 1e308}}, r"alpha: 1e\+308 with rope_theta"),
+        ("mamba2", {"time_step_limit": [0, {"__float__": []}]}, "time_step_limit: .* should be two numbers"),
+        ("lfm2", {"conv_L_cache": MAX_KERNEL + 1}, "conv_L_cache: 17 should be an integer of at most 16"),
     ],
 )
 def test_values_that_no_number_holds_are_named(family: str, changes: dict[str, Any], message: str, directory: Path) -> None:
