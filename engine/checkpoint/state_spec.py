@@ -66,8 +66,8 @@ class StateSpec(msgspec.Struct, frozen=True):
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a slot."""
-        return sum(sum(_part_bytes(layer, self.num_logged)) for layer in self.layers if layer is not None)
+        """Bytes of a slot, also if nothing is kept: convolutions of one position have no window."""
+        return max(ALIGNMENT, sum(sum(_part_bytes(layer, self.num_logged)) for layer in self.layers if layer is not None))
 
     def arena_bytes(self, num_states: int) -> int:
         """Return the bytes of `num_states` slots and of slot 0."""

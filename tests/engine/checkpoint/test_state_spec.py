@@ -51,6 +51,13 @@ def test_states_of_qwen3_next_have_48_mib() -> None:
     assert spec.slot_bytes == 24 * (32 * 128 * 128 + 3 * 8192) * 4
 
 
+def test_slot_without_numbers_has_bytes() -> None:
+    """Of convolutions of one position, which need no window: memory is divided by the size of a slot."""
+    spec = StateSpec.of(hybrid((RecurrentLayer(channels=10, kernel=1), None), (1,)), 0)
+    assert spec is not None
+    assert spec.slot_bytes == ALIGNMENT
+
+
 def test_models_without_recurrent_layers_have_no_states() -> None:
     assert StateSpec.of(MODEL, 3) is None
     assert StateSpec.of(hybrid((None, None), (0, 1)), 3) is None
