@@ -132,6 +132,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
             "eos_token_ids",
             "quantization",
             "num_draft_layers",
+            "recurrent_layers",  # follow from `recurrence`
         )
         names = [name for name in self.__struct_fields__ if name not in harmless]
         return [

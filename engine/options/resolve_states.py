@@ -26,7 +26,7 @@ def resolve_states(
     values, spec = options.values, StateSpec.of(model, options.values["speculative_config"].num_logged)
     if spec is None:
         options.notes += [
-            f"--{name.replace('_', '-')} has no effect: {model.architecture} models have no recurrent layers"
+            f"{_flag(name)} has no effect: {model.architecture} models have no recurrent layers"
             for name in _OPTIONS
             if values[name] is not None
         ]
@@ -37,6 +37,9 @@ def resolve_states(
             "--device cpu"
         )
     num_kept = _num_kept(values, spec.slot_bytes) if values["enable_prefix_caching"] else 0
+    if not num_kept:
+        why = "--state-cache-memory is 0" if values["enable_prefix_caching"] else "--no-enable-prefix-caching keeps no states"
+        options.notes += [f"{_flag(name)} has no effect: {why}" for name in _OPTIONS if values[name]]
     longest = min(max_model_len, num_kv_blocks * kv_cache.block_size)
     num_states = STATES_PER_SEQUENCE * values["max_num_seqs"] + num_kept
     return {
@@ -44,6 +47,10 @@ def resolve_states(
         "state_bytes": spec.arena_bytes(num_states),
         "state_cache_interval": _interval(values, longest, num_kept) if num_kept else 0,
     }
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _num_kept(values: dict[str, Any], slot_bytes: int) -> int:

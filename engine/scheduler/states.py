@@ -25,12 +25,14 @@ before it (GreedyDual, Cao and Irani 1997; all states have the same size). It al
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
 
 import msgspec
 
 from engine.config import STATES_PER_SEQUENCE
 
 NO_STATE = 0
+_MIN_RANKS = 64  # that are looked through only when one is evicted
 
 
 class StateRules(msgspec.Struct, frozen=True):
@@ -101,7 +103,11 @@ class KeptState(msgspec.Struct, eq=False):
     before: KeptState | None  # the kept state before it in its chain, when it was kept
     since: float = 0.0  # value of the states evicted before it was last used
     num_uses: int = 0
+    turn: int = 0  # of its last use
     is_gone: bool = False
+
+
+_Rank = tuple[float, int, KeptState]  # value, turn
 
 
 class StatePool:
@@ -126,7 +132,11 @@ class StatePool:
         self._cost = cost
         self._vacant = list(range(num_states, 0, -1))
         self._num_references = [0] * (num_states + 1)
-        self._kept: dict[bytes, KeptState] = {}  # least recently used first
+        self._kept: dict[bytes, KeptState] = {}
+        self._ranks: list[
+            _Rank
+        ] = []  # heap with one entry for each kept state, as it was when pushed, and for some that are gone
+        self._turn = 0
         self._kept_in: dict[int, KeptState] = {}  # by slot
         self._num_spare = num_states - num_needed
         self._evicted_value = 0.0
@@ -175,9 +185,9 @@ class StatePool:
         """Return the states of a sequence that continues after the block with this key; empty: that begins."""
         if not key:
             return SequenceStates(branch=branch)
-        entry = self._kept[key] = self._kept.pop(key)
+        entry = self._kept[key]
         entry.num_uses += 1
-        entry.since = self._evicted_value
+        self._use(entry)
         self.num_hits += 1
         self.num_used += not self._num_references[entry.slot]
         self._num_references[entry.slot] += 1
@@ -260,8 +270,9 @@ class StatePool:
         if is_new:
             before = self.longest(keys, num_blocks - 1)
             entry = KeptState(key, slot, boundary - self.rules.num_overlap, self._kept[keys[before - 1]] if before else None)
-            entry.since = self._evicted_value
             self._kept[key] = self._kept_in[slot] = entry
+            self._use(entry)
+            self._push(entry)
             self.changed[key] = True
 
     def _give_up_keep(self, use: StateUse) -> None:
@@ -287,12 +298,40 @@ class StatePool:
             if slot not in self._kept_in:
                 self._vacant.append(slot)
 
+    def _use(self, entry: KeptState) -> None:
+        self._turn += 1
+        entry.turn, entry.since = self._turn, self._evicted_value
+
+    def _push(self, entry: KeptState) -> None:
+        if len(self._ranks) >= _MIN_RANKS + 2 * len(self._kept):
+            self._ranks = [rank for rank in self._ranks if not rank[-1].is_gone]
+            heapify(self._ranks)
+        heappush(self._ranks, self._rank(entry))
+
     def _evict(self) -> None:
-        """Remove the kept state that is worth least; the least recently used of several."""
-        entry = min((entry for entry in self._kept.values() if not self._num_references[entry.slot]), key=self._value)
-        self._evicted_value = max(self._evicted_value, self._value(entry))
+        """Remove the kept state that is worth least; the least recently used of several. Values grow with use, so those in the
+        heap are too low, if anything."""
+        held: list[_Rank] = []
+        while True:
+            rank = heappop(self._ranks)
+            entry = rank[-1]
+            if entry.is_gone:
+                continue
+            if self._num_references[entry.slot]:
+                held.append(rank)
+                continue
+            value, *_ = now = self._rank(entry)
+            if now <= rank:
+                break
+            heappush(self._ranks, now)
+        for rank in held:
+            heappush(self._ranks, rank)
+        self._evicted_value = max(self._evicted_value, value)
         self.num_evictions += 1
         self.drop(entry.key)
+
+    def _rank(self, entry: KeptState) -> _Rank:
+        return self._value(entry), entry.turn, entry
 
     def _value(self, entry: KeptState) -> float:
         """Return the value of a state: the time that its uses saved, above that of the states that were evicted before."""

@@ -72,6 +72,21 @@ def test_nothing_is_kept_if_nothing_can_be_found(arguments: tuple[str, ...]) -> 
     assert (found["num_states"], found["state_cache_interval"]) == (12, 0)
 
 
+def test_options_of_states_that_nothing_can_find_are_noted() -> None:
+    model = hybrid((LARGE, None), (1,))
+    interval = ("--state-cache-interval", "64")
+    for arguments, expected in (
+        (("--no-enable-prefix-caching", "--state-cache-memory", "1GiB", *interval), ["interval", "memory"]),
+        (("--state-cache-memory", "0", *interval), ["interval"]),
+        (("--no-enable-prefix-caching", "--state-cache-memory", "0"), []),
+    ):
+        options = read_options(["m", *arguments], {})
+        slots_of(options, model)
+        assert [note.partition(":")[0] for note in options.notes] == [
+            f"--state-cache-{name} has no effect" for name in expected
+        ]
+
+
 def test_models_without_recurrent_layers_have_no_slots() -> None:
     model = replace(hybrid((None, None), (0, 1)), recurrent_layers=(), attention_layers=None)
     options = read_options(["m", "--state-cache-interval", "64", "--state-cache-memory", "1GiB"], {})

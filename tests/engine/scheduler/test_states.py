@@ -131,6 +131,36 @@ def test_least_worthy_state_is_evicted() -> None:
     assert pool.num_evictions == 2
 
 
+def test_eviction_values_few_of_many_states() -> None:
+    """And states that are dropped without it leave nothing behind."""
+    num_valued = 0
+
+    def cost(start: int, count: int) -> float:
+        nonlocal num_valued
+        num_valued += 1
+        return count
+
+    pool = StatePool(3 + 1000, 1, RULES, cost)
+    for number in range(3000):
+        keep_whole_prompt(pool, number)
+        if number == 1999:
+            assert pool.num_evictions > 900
+            num_valued = 0
+    assert pool.num_evictions > 1900
+    assert num_valued < 4 * 1000, "values of 1000 evictions"
+    for number in range(3000):
+        pool.clear()
+        keep_whole_prompt(pool, number)
+    assert len(pool._ranks) < 200
+
+
+def keep_whole_prompt(pool: StatePool, number: int) -> None:
+    states = pool.start()
+    pool.dispatch(states, SIZE, 0, SIZE + 1, can_keep=True)
+    pool.confirm(states, SIZE, [b"%d" % number], SIZE + 1, can_keep=True)
+    pool.leave(states)
+
+
 def test_state_before_an_evicted_one_counts_for_less_time() -> None:
     pool = StatePool(12, 1, RULES, lambda start, count: float(count))
     tokens = list(range(24))
