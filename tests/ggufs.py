@@ -366,7 +366,7 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    if "head_dim" in config:
+    if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     if config["model_type"] == "gemma4_text":

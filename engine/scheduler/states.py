@@ -133,9 +133,7 @@ class StatePool:
         self._vacant = list(range(num_states, 0, -1))
         self._num_references = [0] * (num_states + 1)
         self._kept: dict[bytes, KeptState] = {}
-        self._ranks: list[
-            _Rank
-        ] = []  # heap with one entry for each kept state, as it was when pushed, and for some that are gone
+        self._ranks: list[_Rank] = []  # heap: each kept state as it was when pushed, and some that are gone
         self._turn = 0
         self._kept_in: dict[int, KeptState] = {}  # by slot
         self._num_spare = num_states - num_needed

@@ -124,6 +124,8 @@ def model_options(file: GgufModel) -> dict[str, Any]:
     hidden_size = options.count(f"{name}.embedding_length")
     latents = latent_options(options, name) if name in ("deepseek2", "kimi-linear") else {}
     head_dim = latents.get("qk_rope_head_dim") or options.count(f"{name}.attention.key_length", hidden_size // num_heads)
+    if not head_dim:
+        raise options.error(f"{name}.embedding_length", f"{hidden_size} is less than attention.head_count {num_heads}")
     if not latents and options.count(f"{name}.attention.value_length", head_dim) != head_dim:
         raise options.error(f"{name}.attention.value_length", f"differs from attention.key_length, {head_dim}")
     rope = _rope(file, options, name, head_dim) | family.rope_of_gguf(_within(options, name))

@@ -306,6 +306,12 @@ def test_refused(metadata: dict[str, Any], message: str, tmp_path: Path) -> None
         resolve_model(str(path))
 
 
+def test_heads_without_width_are_refused(tmp_path: Path) -> None:
+    path = write_small(tmp_path / "small.gguf", {"head_dim": None}, **PLAIN, qwen3__embedding_length=1)
+    with pytest.raises(CheckpointError, match=r"qwen3\.embedding_length: 1 is less than attention.head_count"):
+        resolve_model(str(path))
+
+
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_scores_that_no_float32_holds_are_refused(kind: str) -> None:
     for score, problem in ((1e300, "1e+300 exceeds the range of float32"), (float("nan"), "[0.0, nan] should be a list of")):

@@ -52,7 +52,7 @@ def test_states_of_qwen3_next_have_48_mib() -> None:
 
 
 def test_slot_without_numbers_has_bytes() -> None:
-    """Of convolutions of one position, which need no window: memory is divided by the size of a slot."""
+    """Convolutions of one position need no window, but memory is divided by the size of a slot."""
     spec = StateSpec.of(hybrid((RecurrentLayer(channels=10, kernel=1), None), (1,)), 0)
     assert spec is not None
     assert spec.slot_bytes == ALIGNMENT

@@ -132,7 +132,7 @@ def test_least_worthy_state_is_evicted() -> None:
 
 
 def test_eviction_values_few_of_many_states() -> None:
-    """And states that are dropped without it leave nothing behind."""
+    """States that are dropped in other ways leave nothing behind."""
     num_valued = 0
 
     def cost(start: int, count: int) -> float:
