@@ -12,7 +12,7 @@ depends on the operand's shape, never on the number of rows, their positions, th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -153,10 +153,6 @@ class DeviceSampler(msgspec.Struct, frozen=True):
     is_greedy: bool
 
 
-def _missing(*operands: Any) -> NoReturn:
-    raise NotImplementedError("this op table has no ops of recurrent layers (OpTable.has_recurrence)")
-
-
 class OpTable(msgspec.Struct, frozen=True):
     """The ops of one backend."""
 
@@ -256,18 +252,13 @@ class OpTable(msgspec.Struct, frozen=True):
 
     # Ops of recurrent layers: a step, tensors, module, the layer's places in a slot, the state arena. A state is computed token
     # by token in float32, in the order of positions, so results and states have the same bits for any chunks.
-    convolve: Callable[[Any, Tensor, Convolution, LayerState, StateCache], Tensor] = _missing  # x [R, n] -> [R, channels]
+    convolve: Callable[[Any, Tensor, Convolution, LayerState, StateCache], Tensor]  # x [R, n] -> [R, channels]
     # queries | keys | values [R, n] after `convolve`, a [R, heads or heads * key_dim], b [R, heads] -> [R, heads * value_dim]
-    delta_rule: Callable[[Any, Tensor, Tensor, Tensor, DeltaRule, LayerState, StateCache], Tensor] = _missing
+    delta_rule: Callable[[Any, Tensor, Tensor, Tensor, DeltaRule, LayerState, StateCache], Tensor]
     # x | B | C [R, n] after `convolve`, dt [R, heads] -> [R, heads * head_dim]
-    state_space: Callable[[Any, Tensor, Tensor, StateSpaces, LayerState, StateCache], Tensor] = _missing
+    state_space: Callable[[Any, Tensor, Tensor, StateSpaces, LayerState, StateCache], Tensor]
     # x [R, width], gate [R, n] or None -> [R, width]
-    gated_norm: Callable[[Tensor, Tensor | None, GatedNorm], Tensor] = _missing
-
-    @property
-    def has_recurrence(self) -> bool:
-        """Whether the table has the ops of recurrent layers."""
-        return self.convolve is not _missing
+    gated_norm: Callable[[Tensor, Tensor | None, GatedNorm], Tensor]
 
     def sync_free(self) -> OpTable:
         """Return the table for graphs and few rows, in which no op waits for the device."""

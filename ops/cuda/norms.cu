@@ -52,6 +52,30 @@ __global__ void __launch_bounds__(MOST_THREADS) norm(Norm o) {
     }
 }
 
+template <typename T>
+__global__ void __launch_bounds__(MOST_THREADS) gate_and_norm(GateAndNorm o) {
+    SHARED Shared<float, MOST_THREADS / WARP> parts;
+    Buffer<T> x = o.x.as<T>(), gates = o.gate.as<T>(), y = o.y.as<T>();
+    int first = blockIdx.y * o.group, weight = o.weight_width == o.group ? 0 : first;
+    long long row = blockIdx.x, begin = row * o.width + first;
+    auto gate_of = [&](int i) {
+        if (gates.is_empty()) return 1.0f;
+        float gate = to_float(gates[row * o.gate_stride + o.gate_first + first + i]), share = 1.0f / (1.0f + expf(-gate));
+        return o.is_sigmoid ? share : gate * share;
+    };
+    auto input = [&](int i) { return o.is_gated_first ? to_float(x[begin + i]) * gate_of(i) : to_float(x[begin + i]); };
+    float factor = 1.0f;
+    if (!o.weight.is_empty()) {
+        float sum = 0.0f;
+        for (int i = threadIdx.x; i < o.group; i += blockDim.x) sum = fmaf(input(i), input(i), sum);
+        factor = rsqrtf(block_sum(parts, sum) / static_cast<float>(o.group) + o.epsilon);
+    }
+    for (int i = threadIdx.x; i < o.group; i += blockDim.x) {
+        float value = o.weight.is_empty() ? input(i) : input(i) * factor * o.weight[weight + i];
+        y[begin + i] = from_float<T>(o.is_gated_first ? value : value * gate_of(i));
+    }
+}
+
 }  // namespace
 
 #ifndef __CUDACC__  // the host's part
@@ -59,5 +83,10 @@ extern "C" int tokamak_Norm(const Norm *o, void *stream) {
     int num_threads = o->width <= 256 ? WARP : o->width <= 1024 ? 128 : MOST_THREADS;
     return with_type(
         o->type, [&](auto x) { return launch<norm<decltype(x)>>(*o, dim3(o->num_rows, o->groups), num_threads, 0, stream); });
+}
+
+extern "C" int tokamak_GateAndNorm(const GateAndNorm *o, void *stream) {
+    dim3 grid(o->num_rows, o->width / o->group);
+    return with_type(o->type, [&](auto x) { return launch<gate_and_norm<decltype(x)>>(*o, grid, 128, 0, stream); });
 }
 #endif

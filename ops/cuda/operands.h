@@ -54,6 +54,17 @@ struct Offer {
     int num_same;  // ranks of a replica, which have the same rows and each send a part of them
 };
 
+// The states of a step's sequences: slots of the state arena, and `SequenceState` of ops/table.py. Sequences without rows and
+// slots are left alone.
+struct States {
+    Buffer<unsigned char> memory;  // [_, slot_bytes]
+    Buffer<int> offsets;           // [num_sequences + 1]: first row of each
+    Buffer<int> starts;            // [num_sequences]: position of the first row
+    Buffer<int> sequences;         // [num_sequences, 6]
+    int slot_bytes;
+    int num_sequences;  // room for them
+};
+
 struct Begin {
     Buffer<int> block_tables;  // [_, blocks_per_slot]
     Buffer<int> positions;     // [num_rows]
@@ -280,6 +291,74 @@ struct Norm {
     int groups;
     int width;  // of a group
     int is_centered;
+};
+
+// Norm of each group with a gate (ops/modules.py); without a weight, or without a gate, only the other.
+struct GateAndNorm {
+    int type;
+    Untyped x;             // [num_rows, width]
+    Untyped gate;          // [num_rows, gate_stride]; empty: none
+    Untyped y;             // out [num_rows, width]
+    Buffer<float> weight;  // [weight_width]: of one group, or of all; empty: no norm
+    float epsilon;
+    int num_rows;
+    int width;
+    int group;
+    int weight_width;
+    int gate_stride;
+    int gate_first;
+    int is_gated_first;
+    int is_sigmoid;
+};
+
+// Causal convolution of each channel (ops/modules.py, Convolution). Places in a slot are in bytes.
+struct Convolve {
+    int type;
+    States states;
+    Untyped x;             // [num_rows, stride]
+    Untyped y;             // out [num_rows, channels]
+    Buffer<float> weight;  // [taps, channels]
+    Buffer<float> bias;    // [channels]; empty: none
+    int num_rows;
+    int stride;
+    int first;
+    int channels;
+    int taps;
+    int is_activated;
+    int is_gated;
+    int window_at;
+    int log_at;
+};
+
+// Gated delta rule, or state spaces if there are no betas (ops/modules.py, DeltaRule and StateSpaces).
+struct Recur {
+    int type;
+    States states;
+    Untyped x;             // [num_rows, x_stride]: queries | keys | values, or values | keys | queries
+    Untyped decays;        // [num_rows, decay_stride]
+    Untyped betas;         // [num_rows, beta_stride]; empty: state spaces
+    Untyped y;             // out [num_rows, heads * value_dim]
+    Buffer<float> rates;   // [heads]
+    Buffer<float> biases;  // [heads * num_decays]
+    Buffer<float> skips;   // [heads]; empty: delta rule
+    float epsilon;
+    float least;
+    float most;
+    int num_rows;
+    int x_stride;
+    int decay_stride;
+    int beta_stride;
+    int first;
+    int decay_first;
+    int beta_first;
+    int heads;
+    int key_heads;
+    int key_dim;
+    int value_dim;
+    int num_decays;  // of a head
+    int matrix_at;
+    int log_at;
+    int log_width;
 };
 
 // activation(x), or activation(gate) * up of rows gate | up.

@@ -14,9 +14,12 @@ from ops.cuda.operands import TYPES
 from ops.modules import (
     ColumnRules,
     Columns,
+    Convolution,
+    DeltaRule,
     Embedding,
     Experts,
     Factor,
+    GatedNorm,
     HeadLinear,
     HeadNorm,
     LayerNorm,
@@ -27,6 +30,7 @@ from ops.modules import (
     Rotary,
     Router,
     Sinks,
+    StateSpaces,
 )
 from ops.weight_format import QuantizedWeight, Source, Store, Values, WeightFormat, bfloat16_bits, float32
 
@@ -168,6 +172,18 @@ class Packer:
             case Factor():
                 module.weight = self._numbers(sources["weight"])
             case Sinks():
+                module.weight = self._floats(sources["weight"])
+            case Convolution():
+                weight = float32(sources["weight"]()).reshape(module.channels, module.kernel).T
+                module.weight = array_on(self._memory, np.ascontiguousarray(weight))
+                module.bias = self._floats(sources["bias"]) if module.has_bias else None
+            case DeltaRule() | StateSpaces():
+                rates = -np.exp(float32(sources["A_log"]()).reshape(-1).astype(np.float64))
+                module.weight = array_on(self._memory, rates.astype(np.float32))
+                module.bias = self._floats(sources["dt_bias"])
+                if isinstance(module, StateSpaces):
+                    module.skips = self._floats(sources["D"])
+            case GatedNorm():
                 module.weight = self._floats(sources["weight"])
             case ColumnRules():
                 module.weight = self._floats(sources["rules"])

@@ -20,6 +20,7 @@ from ops.cuda.layer_rows import CudaLayerMemory
 from ops.cuda.library import Library
 from ops.cuda.operands import TYPES, bound
 from ops.cuda.packing import INTEGERS, PackedExperts, PackedLinear, Packer
+from ops.cuda.recurrence import RecurrentOps
 from ops.cuda.sharing import SharedExperts, SharedMemory, Windows
 from ops.cuda.stored import Holder, Stored
 from ops.layer_rows import DeviceStep, LayerSizes
@@ -87,6 +88,7 @@ def make_table(
     `shared`: what ranks that share experts have in common. `holder`: of loaded weights."""
     memory = memory or HostMemory()
     ops = CudaOps(library, memory, stream, dtype, windows, shared)
+    recurrent = RecurrentOps(ops._run, ops._converted, dtype_of)
     return OpTable(
         name="cuda",
         max_head_dim=512,
@@ -130,6 +132,10 @@ def make_table(
         join_rows=ops.join_rows,
         mean_rows=ops.mean_rows,
         adjust_columns=ops.adjust_columns,
+        convolve=recurrent.convolve,
+        delta_rule=recurrent.delta_rule,
+        state_space=recurrent.state_space,
+        gated_norm=recurrent.gated_norm,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
 
 import numpy as np
 import paddle
@@ -14,7 +13,6 @@ from ops import _cpu
 from ops.cpu.array import Array
 from ops.cpu.executors import Recording
 from ops.cpu.table import make_table
-from ops.cuda import table as cuda
 from ops.modules import Columns, Convolution, DeltaRule, GatedNorm, HeadRange, LayerState, StateSpaces
 from ops.paddle import reference
 from ops.paddle.reference import Cut, own_columns
@@ -49,8 +47,15 @@ LAYERS: dict[str, Layer] = {
 }
 
 
-@pytest.fixture(params=[name for name in TABLES if name != "cuda"])
+@pytest.fixture(params=TABLES)
 def k(request: pytest.FixtureRequest) -> Iterator[OpTable]:
+    with table(request.param) as found:
+        yield found
+
+
+@pytest.fixture(params=[name for name in TABLES if name != "cuda"])
+def divided(request: pytest.FixtureRequest) -> Iterator[OpTable]:
+    """Yield tables whose ranks divide the heads."""
     with table(request.param) as found:
         yield found
 
@@ -265,22 +270,22 @@ class DividedLayer:
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("is_per_channel", [False, True])
-def test_ranks_compute_their_heads(k: OpTable, ranks: tuple[HeadRange, ...], is_per_channel: bool) -> None:
+def test_ranks_compute_their_heads(divided: OpTable, ranks: tuple[HeadRange, ...], is_per_channel: bool) -> None:
     """Results and slots, with their logs, are those of a single rank."""
-    whole, divided = DividedLayer(k, is_per_channel), DividedLayer(k, is_per_channel)
+    whole, several = DividedLayer(divided, is_per_channel), DividedLayer(divided, is_per_channel)
     expected = whole.run(None)
-    found = np.concatenate([divided.run(own) for own in ranks], axis=1)
+    found = np.concatenate([several.run(own) for own in ranks], axis=1)
     np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(divided.memory, whole.memory)
+    np.testing.assert_array_equal(several.memory, whole.memory)
 
 
-def test_ranks_divide_state_spaces(k: OpTable) -> None:
+def test_ranks_divide_state_spaces(divided: OpTable) -> None:
     sizes = 4, 20, 2, 9
     layer = StateSpaceLayer(StateSpaces((*NAMES, "D"), *sizes))
-    whole = in_chunks(Sequences(k, layer), 40)
+    whole = in_chunks(Sequences(divided, layer), 40)
     ranks = []
     for own in (HeadRange(0, 2, 0, 1), HeadRange(2, 2, 1, 1)):
-        ranks.append(Sequences(k, StateSpaceLayer(StateSpaces((*NAMES, "D"), *sizes, own=own))))
+        ranks.append(Sequences(divided, StateSpaceLayer(StateSpaces((*NAMES, "D"), *sizes, own=own))))
         ranks[-1].memory, ranks[-1].cache = ranks[0].memory, ranks[0].cache
         in_chunks(ranks[-1], 40)
     np.testing.assert_array_equal(np.concatenate([rank.result(1) for rank in ranks], axis=1), whole.result(1))
@@ -361,11 +366,3 @@ def test_sequence_without_slots_is_left_alone() -> None:
             found = sequences._results([own[:3] for own in sequences.inputs_of(1)])
             np.testing.assert_allclose(found, sequences.expected(1)[:3], rtol=1e-4, atol=1e-4)
             np.testing.assert_array_equal(sequences.memory, before)
-
-
-def test_table_without_these_ops_says_so() -> None:
-    k = cuda.make_table(cast(Any, None))
-    assert not k.has_recurrence
-    with pytest.raises(NotImplementedError, match="no ops of recurrent layers"):
-        k.gated_norm(None, None, NORMS[0])
-    assert reference.TABLE.has_recurrence

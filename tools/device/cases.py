@@ -16,6 +16,7 @@ from ops.cuda.packing import in_units, num_parts
 from tools.device.case import Case, Outcome, Values, drawn_weights, kept, named, random, size, weights_of
 from tools.device.draft_cases import draft_cases
 from tools.device.element_cases import element_cases
+from tools.device.recurrent_cases import recurrent_cases
 
 WITHOUT_CASES = {"Peak", "Gather", "ShareRows", "ReturnResults"}  # one only measures, others need several cards
 _ATTENTION_BAR = 0.7  # share of copy bandwidth, with one row that reads 16,384 keys
@@ -23,7 +24,7 @@ _ATTENTION_BAR = 0.7  # share of copy bandwidth, with one row that reads 16,384 
 
 def cases(*, is_large: bool) -> list[Case]:
     models = [*_linears(is_large), *_attention(is_large), *expert_cases(is_large), *_of_steps(is_large)]
-    return [*models, *draft_cases(is_large), *element_cases(is_large)]
+    return [*models, *draft_cases(is_large), *recurrent_cases(is_large), *element_cases(is_large)]
 
 
 # ------------------------------------------------------------------------------------------------------------- linears

@@ -14,7 +14,7 @@ import numpy as np
 
 from ops.cuda.library import Library
 from ops.cuda.operands import MEMBERS
-from tools.device import draft_cases
+from tools.device import draft_cases, recurrent_cases
 from tools.device.card import Card
 from tools.device.case import Case
 from tools.device.cases import expert_cases, sample_case
@@ -24,7 +24,7 @@ COUNTS, SMALL_COUNTS = (1, 7, 16, 128), (1, 7)
 _ALSO = {"Adapt": ("x", "slots_of_rows"), "Multiply": ("factors",)}  # of a row, though the header cannot say so
 _SCRATCH = ("parts",)
 _NEVER = 1 << 30  # period of rows that do not repeat
-_OTHER = ("Sample", "ExpertLinear", "Dispatch", "Derive", *draft_cases.ROWS)
+_OTHER = ("Sample", "ExpertLinear", "Dispatch", "Derive", *draft_cases.ROWS, *recurrent_cases.ROWS)
 
 
 class Counted(NamedTuple):
@@ -37,8 +37,8 @@ class Counted(NamedTuple):
 
 
 def of_cases(cases: list[Case], is_small: bool) -> Iterator[tuple[str, list[Counted]]]:
-    """Yield a name and the same case with each number of rows. Rows without a number of rows, and those of layers that draft,
-    are left out: they compute each number by itself, or integers."""
+    """Yield a name and the same case with each number of rows. Rows without a number of rows are left out; so are those of
+    layers that draft and of recurrent layers, which compute each number by itself, or integers."""
     counts = SMALL_COUNTS if is_small else COUNTS
     for case in cases:
         if "num_rows" in case.values and case.row not in _OTHER and _is_one_row_a_tile(case):
