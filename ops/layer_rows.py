@@ -1,7 +1,7 @@
 """Rows of draft layers, computed on the device from a step's buffer: draft tokens and hidden states never pass through the
 host.
 
-Used by `workers/extensions/drafts/device_draft_plan.py`; implemented by `ops/paddle/layer_rows.py` and
+Used by `workers/extensions/drafts/device_draft_plan.py`; implemented by `ops/paddle/reference/layer_rows.py` and
 `ops/cuda/layer_rows.py`. The data of `workers/engine/device_inputs.py` is preceded by int32:
 
     drafts   slot, position of its last token, draft tokens, first key, state    a column of max_drafted each, most drafts first

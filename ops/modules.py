@@ -425,7 +425,7 @@ class Experts(msgspec.Struct):
 
     @property
     def is_gated(self) -> bool:
-        return len(self.gate_up[0].names) > 1
+        return sum(self.gate_up[0].num_outputs) > self.inner
 
     @property
     def has_bias(self) -> bool:

@@ -141,7 +141,7 @@ def test_killed_command_leaves_results_and_no_process(number: int, environment: 
 def test_hanging_check_ends_and_the_next_runs(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(evidence._ITEM_S, "machine", 10)
+    monkeypatch.setitem(evidence._ITEM_S, "machine", 2)
     plan = Plan(os.getpid(), emulated_driver(), True, time.monotonic() + WATCHDOG_S)
     with (tmp_path / "card.log").open("wb") as log:
         findings = evidence.run_part("machine", plan, environment, log)

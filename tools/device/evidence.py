@@ -35,6 +35,7 @@ from tools.device.part import PARTS, Plan, Said
 REPOSITORY = Path(__file__).resolve().parents[2]
 _ENDS = {"machine": 0.2, "operators": 0.31, "graphs": 0.38, "served": 0.74, "speed": 1.0}  # shares of the time
 _ITEM_S = {"machine": 100, "operators": 40, "graphs": 90, "served": 90, "speed": 90}  # without a finding: an item hangs
+_EMULATED = 5  # as much for small sizes, which the emulation computes beside other work
 _KILLED_S = 10.0  # that a killed process may take to end: the driver may keep it longer
 _TO_WRITE_S = 15.0
 
@@ -75,24 +76,25 @@ class Child:
 def run_part(part: str, plan: Plan, environment: dict[str, str], log: IO[bytes]) -> Findings:
     """Yield the findings of a part, in as many processes as it takes: each begins with the item after the one that failed."""
     items, at = [part], 0  # the item that is next, or was begun
+    limit_s = _ITEM_S[part] * (_EMULATED if plan.is_small else 1)
     while True:
         with Child(part, at, plan, environment, log) as child:
             is_begun, is_told, is_end = False, False, False
-            item_until = time.monotonic() + _ITEM_S[part]
+            item_until = time.monotonic() + limit_s
             try:
                 while (said := child.next(min(plan.until, item_until))) is not None:
                     items, is_end = said.items or items, said.is_end
                     if said.begun is not None:
-                        at, is_begun, is_told, item_until = said.begun, True, False, time.monotonic() + _ITEM_S[part]
+                        at, is_begun, is_told, item_until = said.begun, True, False, time.monotonic() + limit_s
                     if said.done is not None:
                         at = said.done + 1
                     if said.finding is not None:
-                        item_until = time.monotonic() + _ITEM_S[part]
+                        item_until = time.monotonic() + limit_s
                         is_told |= said.finding.outcome is Outcome.MISSED
                         yield said.finding
                 cause = f"its process ended with {child.process.wait()}, see card.log"
             except queue.Empty:
-                cause = f"no result within {_ITEM_S[part]} s"
+                cause = f"no result within {limit_s} s"
         if is_end:
             return
         if time.monotonic() >= plan.until:

@@ -19,7 +19,6 @@ Used by the worker if no native table fits the device. A row's bits depend only 
 
 from __future__ import annotations
 
-from ops.paddle.layer_rows import PaddleLayerMemory
 from ops.paddle.progress import reporting
 from ops.paddle.reference.attention_ops import (
     attention,
@@ -42,6 +41,7 @@ from ops.paddle.reference.expert_ops import (
     sync_free_experts,
     sync_free_products,
 )
+from ops.paddle.reference.layer_rows import PaddleLayerMemory
 from ops.paddle.reference.linears import (
     activate,
     activate_and_multiply,
