@@ -68,7 +68,7 @@ class Stored:
         return digest.hexdigest()
 
     def take(self, module: Module, sources: Mapping[str, Source]) -> tuple[Record, list[np.ndarray]]:
-        """Pack a module on the host. Return its record and its bytes, in pieces, of which the next module can follow."""
+        """Pack a module on the host. Return its record and the pieces of its bytes; the next module may follow them."""
         if _is_shared(module):
             return None, []
         pieces = _Pieces()

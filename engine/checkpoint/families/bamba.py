@@ -9,7 +9,7 @@ from engine.checkpoint.activations import read_activation
 from engine.checkpoint.families import mamba_in_gguf
 from engine.checkpoint.families.experts import layer_indexes
 from engine.checkpoint.families.family import Biases, Family, NormNames
-from engine.checkpoint.families.recurrence import MAMBA_NAMES, Mamba, Recurrence, state_spaces, time_step_limits
+from engine.checkpoint.families.recurrence import MAMBA_NAMES, Recurrence, read_mamba, state_spaces
 from engine.checkpoint.json_fields import JsonOptions
 
 
@@ -52,8 +52,6 @@ class Bamba(Family):
     def recurrence(self, options: JsonOptions, num_layers: int) -> Recurrence | None:
         with_attention = layer_indexes(options, "attn_layer_indices", num_layers)
         layers = tuple(index for index in range(num_layers) if index not in with_attention)
-        has_bias = options.flag("mamba_proj_bias", False)
-        activation = read_activation(options, self.activation_name, self.activation)
-        mamba = Mamba(activation, *time_step_limits(options), has_input_bias=has_bias, has_output_bias=has_bias)
+        mamba = read_mamba(options, read_activation(options, self.activation_name, self.activation), "mamba_proj_bias")
         width = options.count("mamba_expand", 2) * options.count("hidden_size")
         return state_spaces(options, layers, width, mamba)

@@ -11,14 +11,7 @@ from engine.checkpoint.activations import read_activation
 from engine.checkpoint.families import mamba_in_gguf
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.families.granitemoe import GraniteMoeShared
-from engine.checkpoint.families.recurrence import (
-    MAMBA_NAMES,
-    Mamba,
-    Recurrence,
-    recurrent_layers,
-    state_spaces,
-    time_step_limits,
-)
+from engine.checkpoint.families.recurrence import MAMBA_NAMES, Recurrence, read_mamba, recurrent_layers, state_spaces
 from engine.checkpoint.json_fields import JsonOptions
 
 _SUPPORTED = {"normalization_function": "rmsnorm"}
@@ -62,9 +55,7 @@ class GraniteMoeHybrid(GraniteMoeShared):
 
     def recurrence(self, options: JsonOptions, num_layers: int) -> Recurrence | None:
         options.check_supported(_SUPPORTED)
-        least, most = time_step_limits(options)
-        has_bias = options.flag("mamba_proj_bias", False)
-        mamba = Mamba(read_activation(options, self.activation_name, self.activation), least, most, has_bias, has_bias)
+        mamba = read_mamba(options, read_activation(options, self.activation_name, self.activation), "mamba_proj_bias")
         layers = recurrent_layers(options, [True] * num_layers, "linear_attention")
         width = options.count("mamba_expand", 2) * options.count("hidden_size")
         return state_spaces(options, layers, width, mamba)

@@ -10,7 +10,7 @@ from engine.checkpoint.families.deepseek_v3 import DeepseekV3
 from engine.checkpoint.families.experts import RoutingDefaults
 from engine.checkpoint.families.family import Latents
 from engine.checkpoint.families.mamba_in_gguf import are_attending
-from engine.checkpoint.families.recurrence import MAX_KERNEL, Recurrence, recurrent_layers
+from engine.checkpoint.families.recurrence import MAX_KERNEL, Recurrence, delta_rule, recurrent_layers
 from engine.checkpoint.json_fields import JsonOptions
 
 _SUPPORTED = {"mla_use_nope": True, "hidden_act": "silu"}
@@ -82,16 +82,4 @@ class KimiLinear(DeepseekV3):
                 raise linear.error("kda_layers", f"these and full_attn_layers should be the numbers 1 to {num_layers}")
             are_recurrent = [number in recurrent for number in range(1, num_layers + 1)]
         layers = recurrent_layers(options, are_recurrent, "linear_attention")
-        if not layers:
-            return None
-        return Recurrence(
-            "delta",
-            layers,
-            kernel,
-            3 * heads * dim,
-            num_key_heads=heads,
-            num_value_heads=heads,
-            key_dim=dim,
-            value_dim=dim,
-            is_per_channel=True,
-        )
+        return delta_rule(layers, kernel, (heads, dim), (heads, dim), is_per_channel=True)

@@ -9,7 +9,7 @@ from typing import Any
 from engine.checkpoint.activations import read_activation
 from engine.checkpoint.families import mamba_in_gguf
 from engine.checkpoint.families.family import Family, NormNames
-from engine.checkpoint.families.recurrence import Mamba, MambaNames, Recurrence, state_spaces, time_step_limits
+from engine.checkpoint.families.recurrence import MambaNames, Recurrence, read_mamba, state_spaces
 from engine.checkpoint.json_fields import JsonOptions
 
 _NAMES = MambaNames(
@@ -53,8 +53,6 @@ class Mamba2(Family):
         return sizes | {"head_dim": text.count(*_NAMES.head_dim), "max_position_embeddings": _MAX_POSITIONS}
 
     def recurrence(self, options: JsonOptions, num_layers: int) -> Recurrence | None:
-        has_bias = options.flag("use_bias", False)
-        activation = read_activation(options, self.activation_name, self.activation)
-        mamba = Mamba(activation, *time_step_limits(options), has_input_bias=has_bias, has_output_bias=has_bias)
+        mamba = read_mamba(options, read_activation(options, self.activation_name, self.activation), "use_bias")
         width = options.count("expand", 2) * options.count("hidden_size")
         return state_spaces(options, tuple(range(num_layers)), width, mamba, _NAMES)

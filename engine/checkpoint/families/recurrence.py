@@ -85,8 +85,16 @@ def gated_delta(options: JsonOptions, num_layers: int) -> Recurrence | None:
     layers = recurrent_layers(
         options, all_but_every(options.count("full_attention_interval", 4), num_layers), "linear_attention"
     )
+    return delta_rule(layers, kernel, (key_heads, key_dim), (value_heads, value_dim))
+
+
+def delta_rule(
+    layers: tuple[int, ...], kernel: int, keys: tuple[int, int], values: tuple[int, int], *, is_per_channel: bool = False
+) -> Recurrence | None:
+    """Return layers of the delta rule; None: there are none. `keys`, `values`: number and size of the heads."""
     if not layers:
         return None
+    (key_heads, key_dim), (value_heads, value_dim) = keys, values
     return Recurrence(
         "delta",
         layers,
@@ -96,6 +104,7 @@ def gated_delta(options: JsonOptions, num_layers: int) -> Recurrence | None:
         num_value_heads=value_heads,
         key_dim=key_dim,
         value_dim=value_dim,
+        is_per_channel=is_per_channel,
     )
 
 
@@ -151,6 +160,12 @@ def time_step_limits(options: JsonOptions, name: str = "time_step_limit") -> tup
     if len(limits) != 2 or None in limits or not limits[0] <= limits[1] or limits[1] < 0 or math.isinf(limits[0]):
         raise options.error(name, f"{given!r} should be two numbers, the least and the largest time step")
     return limits[0], limits[1]
+
+
+def read_mamba(options: JsonOptions, activation: str, bias: str) -> Mamba:
+    """Read the options of Mamba-2 in families with one for the biases of both projections, and norms after the gate."""
+    has_bias = options.flag(bias, False)
+    return Mamba(activation, *time_step_limits(options), has_input_bias=has_bias, has_output_bias=has_bias)
 
 
 def _number(value: Any) -> Any:

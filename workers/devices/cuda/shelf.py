@@ -147,7 +147,7 @@ class WeightShelf:
 
 
 def _opened(descriptor: int) -> socket.socket:
-    """Return the socket as another descriptor, of which no call waits: Python's functions for descriptors ignore flags."""
+    """Return a copy of the socket whose calls do not wait. Python's functions for descriptors ignore flags of a call."""
     opened = socket.socket(fileno=os.dup(descriptor))
     opened.setblocking(False)
     return opened
