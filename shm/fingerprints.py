@@ -1,6 +1,7 @@
 """A set of 8-byte fingerprints in shared memory, with one writer and lock-free readers.
 
-Holds the contents of a replica's prefix cache: its cache actor writes, the tokenizers look up where a prompt is cached.
+Holds the contents of a replica's prefix cache, blocks and recurrent states: its cache actor writes, the tokenizers look up
+where a prompt is cached.
 
     0                     HEADER_BYTES      + 8             + 8 * num_slots
     +---------------------+-----------------+----- ... -----+
@@ -32,8 +33,13 @@ def num_slots_for(num_fingerprints: int, max_bytes: int) -> int:
 
 
 def fingerprint_of(key: bytes) -> int:
-    """Return the fingerprint of a key, which is a hash. Never 0, which marks an empty slot."""
+    """Return the fingerprint of a block by its key, which is a hash. Never 0, which marks an empty slot."""
     return int.from_bytes(key[:_WORD_BYTES], "little") or 1
+
+
+def state_fingerprint_of(key: bytes) -> int:
+    """Return the fingerprint of the recurrent state after a block, by the block's key."""
+    return fingerprint_of(key[_WORD_BYTES:])
 
 
 class FingerprintSet:

@@ -27,7 +27,7 @@ from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox, earliest
 from engine.process.topology import SUPERVISOR
 from shm.counters import State
-from shm.fingerprints import KIND, FingerprintWriter, fingerprint_of
+from shm.fingerprints import KIND, FingerprintWriter, fingerprint_of, state_fingerprint_of
 from shm.segment import Segment, segment_name
 
 DEVICE = "device"
@@ -90,7 +90,7 @@ class CacheActor(Actor):
         return self.context.config.has_cache_on_host and not self._reservation.is_done and self._supervisor.state is State.READY
 
     def _note(self, change: IndexChange) -> None:
-        """Update the fingerprints of the cached blocks, by which tokenizers choose replicas."""
+        """Update the fingerprints of the cached blocks and states, by which tokenizers choose replicas."""
         if self._prefixes is None:
             return
         match change:
@@ -98,6 +98,10 @@ class CacheActor(Actor):
                 self._prefixes.add_all(map(fingerprint_of, change.block_hashes))
             case BlocksRemoved():
                 self._prefixes.remove_all(map(fingerprint_of, change.block_hashes))
+            case StatesStored():
+                self._prefixes.add_all(map(state_fingerprint_of, change.block_hashes))
+            case StatesRemoved():
+                self._prefixes.remove_all(map(state_fingerprint_of, change.block_hashes))
             case BlocksCleared():
                 self._prefixes.clear()
 

@@ -108,7 +108,7 @@ class RunSegments:
         names: Sequence[str],
         sizes: RingSizes,
         arena_bytes: int,
-        num_cached_blocks: int = 0,
+        num_fingerprints: int = 0,
         comm_bytes: int = 0,
         shared_experts: SharedExperts | None = None,
         media: MediaMemory | None = None,
@@ -120,10 +120,10 @@ class RunSegments:
         has_cache_on_host: bool = True,
         has_traces: bool = False,
     ) -> None:
-        """`names`: the children. `arena_bytes`, `num_cached_blocks`: of each replica's KV arena. `comm_bytes`: of the comm
-        arena of each rank group (the ranks of a replica, or all that share experts). `media`: for a vision model. `max_drafts`:
-        per row. `max_loras`, `adapter_bytes`: of the adapter arena; `state_bytes`: of each replica's state arena. Raises
-        StartError if there is not enough memory."""
+        """`names`: the children. `arena_bytes`: of each replica's KV arena. `num_fingerprints`: of each replica's cached blocks
+        and states. `comm_bytes`: of the comm arena of each rank group (the ranks of a replica, or all that share experts).
+        `media`: for a vision model. `max_drafts`: per row. `max_loras`, `adapter_bytes`: of the adapter arena. `state_bytes`:
+        of each replica's state arena. Raises StartError if there is not enough memory."""
         require_room(required_bytes(names, sizes) + (shared_experts.num_bytes if shared_experts else 0), free_bytes())
         schedulers = actors_of(SCHEDULER, names)
         self._readers = {name: readers_of(name, names) for name in schedulers} or {SCHEDULER: actors_of("worker", names)}
@@ -142,7 +142,7 @@ class RunSegments:
         segments = [self.counters.segment, *(ring.segment for ring in self.broadcasts.values())]
         segments += [mailbox.segment for mailbox in self._mailboxes]
         caches = actors_of(CACHE, names) if len(self._readers) > 1 else ()
-        num_slots = num_slots_for(num_cached_blocks, PREFIX_BYTES // max(1, len(caches)))
+        num_slots = num_slots_for(num_fingerprints, PREFIX_BYTES // max(1, len(caches)))
         self._prefixes = [FingerprintSet.create(run_id, cache, num_slots) for cache in caches]
         segments += [prefixes.segment for prefixes in self._prefixes]
         self._experts = ExpertTable.create(run_id, shared_experts) if shared_experts else None
@@ -184,7 +184,7 @@ class RunSegments:
             names,
             sizes,
             config.kv_cache_bytes,
-            config.num_kv_pages // config.kv_groups[0].num_tables,
+            config.num_kv_pages // config.kv_groups[0].num_tables + config.num_states,
             config.comm_bytes,
             _shared_experts(config, layers, num_experts) if config.enable_expert_parallel else None,
             MediaMemory.of(config) if config.media_processes else None,

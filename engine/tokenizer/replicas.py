@@ -18,7 +18,7 @@ from engine.process.context import ActorContext
 from engine.process.topology import CACHE, names_of, readers_of
 from engine.tokenizer.ready import ReadySequence
 from engine.tokenizer.scheduler_channel import SchedulerChannel
-from shm.fingerprints import FingerprintSet, fingerprint_of
+from shm.fingerprints import FingerprintSet, fingerprint_of, state_fingerprint_of
 
 UNKNOWN = -1  # the replica of a sequence, or a requested one, is not known
 
@@ -46,7 +46,7 @@ class Replica:
         return all(map(self._context.is_peer_ready, self._actors)) and self._state.value != WeightsState.LOADING
 
     def has(self, fingerprint: int) -> bool:
-        """Return whether a block is cached there, as far as known."""
+        """Return whether a block or a recurrent state is cached there, as far as known."""
         return fingerprint in self._prefixes
 
     def load(self, num_cached_tokens: int) -> ReplicaLoad:
@@ -162,8 +162,8 @@ class Replicas:
         return route(self._config.data_parallel_routing, loads, num_tokens, self._config.block_size, first_key, self._turn)
 
     def _cached(self, sequence: ReadySequence) -> tuple[bytes, list[int]]:
-        """Return the key of the first block (or of all tokens of a shorter prompt), and how many tokens each replica has
-        cached."""
+        """Return the key of the first block (or of all tokens of a shorter prompt), and how many tokens each replica need not
+        compute: a model with recurrent layers continues only where a state is cached."""
         size = self._config.block_size
         shared, tokenized = sequence.request.shared, sequence.prompt.tokenized
         tokens = array("i", tokenized.token_ids + sequence.own.resume_token_ids)
@@ -180,6 +180,8 @@ class Replicas:
             holders = [index for index in holders if self._replicas[index].has(fingerprint)]
             if not holders:
                 break
+            state = state_fingerprint_of(keys[-1])
             for index in holders:
-                num_cached[index] = end
+                if not self._config.num_states or self._replicas[index].has(state):
+                    num_cached[index] = end
         return keys[0], num_cached

@@ -102,6 +102,7 @@ def test_replicas_have_states_of_their_own(model: Path) -> None:
         asyncio.run(disturbed())
         engine.wait_until_idle()
         assert [engine.metric("num_used_states", actor=f"scheduler{replica}") for replica in range(2)] == [0, 0]
+        assert engine.metric("requests_routed_total", reason="prefix") > 0
 
 
 @pytest.mark.timeout(1200)

@@ -30,7 +30,7 @@ from engine.process.topology import default_plan
 from engine.tokenizer.ready import ReadyPrompt, ReadyRequest, ReadySequence
 from engine.tokenizer.replicas import UNKNOWN, Replicas
 from shm.counters import State
-from shm.fingerprints import KIND, FingerprintWriter, fingerprint_of
+from shm.fingerprints import KIND, FingerprintWriter, fingerprint_of, state_fingerprint_of
 from shm.mailbox import Mailbox
 from shm.segment import Segment, segment_name
 from tests.configurations import engine_config
@@ -45,7 +45,7 @@ PROMPT = list(range(100, 200))
 class Engine:
     """Two replicas without their processes; `replicas` is the tokenizer's end."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **options: Any) -> None:
         run_id = new_run_id()
         config = engine_config(
             model="/none",
@@ -56,6 +56,7 @@ class Engine:
             run_id=run_id,
             run_dir=str(directory),
             data_parallel_size=2,
+            **options,
         )
         self.run_id = run_id
         self.segments = RunSegments.of(config, [plan.name for plan in default_plan(config)])
@@ -71,11 +72,14 @@ class Engine:
     def gauge(self, replica: int, name: str, value: float) -> None:
         self.segments.counters.counter(name, f"scheduler{replica}").set(value)
 
-    def cached(self, replica: int, token_ids: list[int], extras: BlockExtras | None = None) -> None:
+    def cached(
+        self, replica: int, token_ids: list[int], extras: BlockExtras | None = None, states: tuple[int, ...] = ()
+    ) -> None:
+        """`states`: numbers of blocks that a recurrent model continues after."""
         keys: list[bytes] = []
         hash_blocks(array("i", token_ids), BLOCK_SIZE, keys, len(token_ids), extras)
         writer = FingerprintWriter(Segment.attach(segment_name(self.run_id, KIND, f"cache{replica}")))
-        writer.add_all(map(fingerprint_of, keys))
+        writer.add_all([*map(fingerprint_of, keys), *(state_fingerprint_of(keys[each - 1]) for each in states)])
         writer.close()
 
     def received(self, replica: int) -> list[Message]:
@@ -130,6 +134,14 @@ def test_longest_cached_prefix_is_found(engine: Engine) -> None:
     assert engine.replicas.choose(same)[1] == 80 - 32
     assert engine.reasons()["hash"] == 1
     assert engine.replicas.choose(request_of(PROMPT, num_prompt_logprobs=0))[1] == 100  # computes its whole prompt
+
+
+def test_recurrent_model_continues_only_from_a_state(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, num_states=16)
+    engine.cached(0, PROMPT[:96])
+    engine.cached(1, PROMPT[:64], states=(1, 3))
+    assert engine.replicas.choose(request_of(PROMPT)) == (1, 100 - 48)
+    engine.close()
 
 
 def test_pictures_are_routed_to_their_cached_blocks(engine: Engine) -> None:
