@@ -36,8 +36,8 @@ class Adapters(msgspec.Struct, frozen=True):
     between steps, in slots without rows."""
 
     parts: tuple[AdaptedPart, ...]
-    slots: np.ndarray  # float32 [slots, floats of a slot]
-    ranks: np.ndarray  # int32 [slots, modules]
+    slots: Tensor  # float32 [slots, floats of a slot]
+    ranks: Tensor  # int32 [slots, modules]
 
 
 class ExpertAdapters(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class ExpertAdapters(msgspec.Struct, frozen=True):
     index_step: int
     float_step: int
     slots: np.ndarray  # as in Adapters
-    ranks: np.ndarray
+    ranks: Tensor
 
     def of(self, part: str, expert: int) -> Adapters:
         """Return the view for one expert, of the linear that is its `gate_up` or `down`."""

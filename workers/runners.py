@@ -131,7 +131,7 @@ def gpu_runner(parts: RunnerParts) -> Ahead:
         if parts.features is not None:
             card.lend(parts.features.arena.rows)
         if parts.adapters is not None:
-            parts.adapters.lend_to(card.lend)
+            parts.adapters.keep_on(card)
         return Ahead(build_runner(parts, DeviceParts(card, DeviceInputs, make_plan)))
     device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings, lasting=lasting)
     return Ahead(build_runner(parts, DeviceParts(device, DeviceInputs, make_plan)))

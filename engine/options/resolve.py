@@ -234,6 +234,8 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
         groups = tuple(KvGroup(0, group.num_tables) for group in groups)
     plan = resolve_plan(values["plan"], ops, device)
     captures = resolve_captures(options, plan)
+    served_names = tuple(values["served_model_name"] or _model_names(options, model_path))
+    lora = resolve_lora(options, model, device, ops, served_names)
     card_bytes = 0 if device == "cpu" else parts.ask_paddle().memory.get(device, 0)
     is_card_filled = card_bytes > 0 and not is_cache_asked(values)
     if not is_card_filled:
@@ -245,7 +247,8 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
         largest = captures["max_cudagraph_capture_size"]
         num_values = StoredWeights.read(model_path).num_values
         value_bytes = 2 if dtype == "bfloat16" else 4
-        needs = card_needs(model, num_values, values, limit, largest, kv_cache.num_tables, value_bytes)
+        adapter_bytes = lora.get("adapter_bytes", 0) - lora.get("adapter_expert_bytes", 0)
+        needs = card_needs(model, num_values, values, limit, largest, kv_cache.num_tables, value_bytes, adapter_bytes)
         if is_card_filled:
             num_kv_blocks = card_blocks(card_bytes, values["gpu_memory_utilization"], needs, kv_cache.bytes_per_block)
         elif checks_memory:
@@ -262,7 +265,6 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
     run_dir = values["run_dir"] or str(runs_root() / run_id)
     tensor_ranks = values["tensor_parallel_size"]
     nodes = tuple(map(tuple, memory_nodes(os.sched_getaffinity(0)))) if values["bind_memory_nodes"] else ()
-    served_names = tuple(values["served_model_name"] or _model_names(options, model_path))
     config = EngineConfig(
         model=str(model_path),
         served_model_name=served_names,
@@ -302,7 +304,7 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
             values["speculative_config"].max_drafts,
         ),
         **resolve_http(options, run_dir),
-        **resolve_lora(options, model, device, ops, served_names),
+        **lora,
         otlp_traces_endpoint=_collector(values["otlp_traces_endpoint"]),
         **resolve_encoder(values, model),
         **resolve_media(options, record, limit, ops),

@@ -40,15 +40,16 @@ class CardNeeds(msgspec.Struct, frozen=True):
     step: int  # of the largest step
     graphs: int  # of the largest size: the others fit in its memory
     exchange: int = 0  # with other ranks
+    adapters: int = 0  # but those of experts, which stay on the host
 
     @property
     def total(self) -> int:
-        return self.weights + self.inputs + self.step + self.graphs + self.exchange
+        return sum(msgspec.structs.astuple(self))
 
     @property
     def text(self) -> str:
-        names = self.__struct_fields__ if self.exchange else self.__struct_fields__[:-1]
-        return ", ".join(f"{name} {size_text(getattr(self, name))}" for name in names)
+        parts = msgspec.structs.asdict(self).items()
+        return ", ".join(f"{name} {size_text(size)}" for name, size in parts if size or name not in ("exchange", "adapters"))
 
 
 def card_needs(
@@ -59,9 +60,11 @@ def card_needs(
     largest: int,
     num_tables: int = 1,
     value_bytes: int = _BYTES,
+    adapter_bytes: int = 0,
 ) -> CardNeeds:
     """Return the needs of one rank. `values`: of the options. `largest`: rows of the largest captured step, 0 if none is
-    captured. `num_tables`: block tables of a sequence. `value_bytes`: of weights that are not rounded, and of hidden states."""
+    captured. `num_tables`: block tables of a sequence. `value_bytes`: of weights that are not rounded, and of hidden states.
+    `adapter_bytes`: of all slots."""
     num_drafts: int = values["speculative_config"].max_drafts
     seats: int = values["max_num_seqs"]
     rows = max_rows(values["max_num_batched_tokens"], seats)
@@ -87,7 +90,7 @@ def card_needs(
     exchange = max(comm_bytes(model, tensor_ranks, tensor_ranks, *sizes, False, num_drafts) - buffers_at(tensor_ranks), 0)
     if shares_experts:
         exchange += expert_windows_bytes(model, tensor_ranks, expert_rows(tensor_ranks, *sizes))
-    return CardNeeds(weights, inputs, step_of(rows), step_of(largest) if largest else 0, exchange)
+    return CardNeeds(weights, inputs, step_of(rows), step_of(largest) if largest else 0, exchange, adapter_bytes)
 
 
 class _Held(msgspec.Struct, frozen=True):

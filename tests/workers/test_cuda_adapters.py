@@ -47,14 +47,23 @@ def test_adapters_on_a_card_agree_with_native_ops(name: str, options: dict[str, 
     assert [sequence.answer() for sequence in together] == alone
 
 
-def test_host_memory_of_unused_adapters_is_not_locked(tmp_path: Path) -> None:
-    """Nor that of experts which the adapter does not change."""
+def test_adapters_are_in_memory_of_the_card(tmp_path: Path) -> None:
+    """But for experts, whose memory on the host is locked if the adapter changes them. Sleep frees the card's; later answers
+    are the same."""
     model = GOLDEN / "qwen3_moe"
     layout = AdapterLayout.of(ModelConfig.read(model), 3, 16)
     adapters = [write_adapter(tmp_path / str(seed), model, seed=seed, targets=("q_proj", "o_proj")) for seed in range(2)]
-    runner = make_runner(model, adapters=adapters, **on_card(), **SIZES)
-    answer(runner, PROMPTS[1], -1, num_outputs=2)
     before = registered_bytes()
-    for _ in range(2):
-        answer(runner, PROMPTS[1], 1, num_outputs=2)
-        assert registered_bytes() - before == 4 * layout.dense_floats
+    runner = make_runner(model, adapters=adapters, load=False, **on_card(), **SIZES)
+    empty = runner.device.memory_bytes()
+    runner.load(str(model), 1, lambda num_done, num_bytes: None)
+    plain = answer(runner, PROMPTS[1], -1, num_outputs=2)
+    locked = registered_bytes()
+    found = answer(runner, PROMPTS[1], 1, num_outputs=2)
+    assert found != plain
+    assert registered_bytes() == locked < before + layout.table_bytes + 4 * layout.dense_floats
+    assert runner.device.memory_bytes() > empty + 3 * 4 * layout.dense_floats
+    runner.clear()
+    assert runner.device.memory_bytes() <= empty + 4 * layout.dense_floats
+    runner.load(str(model), 2, lambda num_done, num_bytes: None)
+    assert answer(runner, PROMPTS[1], 1, num_outputs=2) == found

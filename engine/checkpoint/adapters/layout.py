@@ -5,6 +5,7 @@ are in one arena, held by the supervisor and mapped by every rank, in slots of e
 unchanged:
 
     ranks     int32 [slots][modules]               rows of A in use; 0: the adapter leaves the module as it is
+    writes    int32 [slots]                        how often an adapter was written to the slot
     slot 0    float32 [module][A | B]              the linears of experts last: most adapters have none
     slot 1    ...
 
@@ -99,7 +100,7 @@ class AdapterLayout(msgspec.Struct, frozen=True):
 
     @property
     def table_bytes(self) -> int:
-        return _whole_pages(4 * self.num_slots * len(self.modules))
+        return _whole_pages(4 * self.num_slots * (len(self.modules) + 1))
 
     @property
     def num_bytes(self) -> int:

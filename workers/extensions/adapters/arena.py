@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +17,7 @@ from engine.checkpoint.adapters.layout import LINE, AdapterLayout, whole_lines
 from engine.errors import CheckpointError
 from ops.modules import AdaptedPart, Adapters, ExpertAdapters, Experts, Linear
 from shm.blake2 import blake2b
+from workers.extensions.adapters.card import Card, CardAdapters
 
 if TYPE_CHECKING:
     from workers.extensions.adapters.reader import AdaptedLinear
@@ -31,36 +32,39 @@ class AdapterArena:
     def __init__(self, memory: memoryview, layout: AdapterLayout) -> None:
         self.layout = layout
         self._memory = memory
-        self._lend: Callable[[np.ndarray, np.ndarray], None] | None = None
-        self._words = words = np.frombuffer(memory, np.uint8, layout.num_bytes)
+        self._card: Card | None = None
+        self._on_card: CardAdapters | None = None
+        self.words = words = np.frombuffer(memory, np.uint8, layout.num_bytes)
+        self.table = words[: layout.table_bytes]
         count = layout.num_slots * len(layout.modules)
-        self.ranks = words[: 4 * count].view(np.int32).reshape(layout.num_slots, -1)
+        self.ranks = self.table[: 4 * count].view(np.int32).reshape(layout.num_slots, -1)
+        self.num_writes = self.table[4 * count : 4 * (count + layout.num_slots)].view(np.int32)  # of each slot
         self.slots = words[layout.table_bytes :].view(np.float32).reshape(layout.num_slots, -1)
         self._modules = {module.name: module for module in layout.modules}
-        self._num_dense = sum(module.a < layout.dense_floats for module in layout.modules)
 
-    def lend_to(self, lend: Callable[[np.ndarray, np.ndarray], None]) -> None:
-        """Let a card read the arena: the ranks now, a slot when `use` names it. `lend`: takes a part, and all of the arena.
-        Pages that the card reads are never freed."""
-        self._lend = lend
-        lend(self._words[: self.layout.table_bytes], self._words)
+    def keep_on(self, card: Card) -> None:
+        """Let linears be computed on `card`. Pages of experts, which it reads, are never freed."""
+        self._card = card
 
     def use(self, slot: int) -> None:
         """Prepare for rows with the adapter in `slot`, -1: none."""
-        if self._lend is None or slot < 0:
-            return
-        dense, experts = np.split(self.slots[slot], [self.layout.dense_floats])
-        self._lend(dense, self._words)
-        if self.ranks[slot, self._num_dense :].any():
-            self._lend(experts, self._words)
+        if self._on_card is not None and slot >= 0:
+            self._on_card.use(slot)
+
+    def leave_card(self) -> None:
+        """Free the card's memory, with the linears that use it."""
+        self._on_card = None
 
     def bind(self, linears: Iterable[Linear], mixtures: Iterable[Experts] = ()) -> None:
         """Point each adaptable linear, and the experts of each mixture, at their part of the arena. All modules of the
-        layout must be among them."""
+        layout must be among them. DeviceError if a card has no room."""
+        if self._card is not None and self._on_card is None:
+            self._on_card = CardAdapters(self, self._card)
         found: set[str] = set()
+        own = self._on_card or self
         for linear in linears:
             parts = self._parts_of(linear, found)  # one that is used twice is of two parts
-            linear.adapters = Adapters(parts, self.slots, self.ranks) if parts else None
+            linear.adapters = Adapters(parts, own.slots, own.ranks) if parts else None
         for mixture in mixtures:
             mixture.adapters = self._of_experts(mixture, found)
         missing = self._modules.keys() - found
@@ -87,7 +91,8 @@ class AdapterArena:
         index_step = float_step = 0
         if len(of_each) > 1:
             index_step, float_step = of_each[1][1][0].index - down[0].index, of_each[1][1][0].a - down[0].a
-        adapters = ExpertAdapters(gate_up, down, index_step, float_step, self.slots, self.ranks)
+        ranks = (self._on_card or self).ranks
+        adapters = ExpertAdapters(gate_up, down, index_step, float_step, self.slots, ranks)
         for expert, (own_gate_up, own_down) in enumerate(of_each):
             assert adapters.of("gate_up", expert).parts == own_gate_up, f"{mixture.name}: expert {expert} is elsewhere"
             assert adapters.of("down", expert).parts == own_down, f"{mixture.name}: expert {expert} is elsewhere"
@@ -100,7 +105,7 @@ class AdapterArena:
         begin = layout.table_bytes + 4 * (slot * layout.slot_floats + layout.dense_floats)
         end = layout.table_bytes + 4 * (slot + 1) * layout.slot_floats
         begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-        if not isinstance(mapping, mmap.mmap) or self._lend is not None:
+        if not isinstance(mapping, mmap.mmap) or self._card is not None:
             return
         with contextlib.suppress(OSError):  # gVisor cannot; the memory is then used again by the next adapter
             for part in range(begin, end, _FREED_AT_ONCE):  # Python keeps its lock meanwhile, and steps wait for that
@@ -116,6 +121,7 @@ class AdapterArena:
             self.release(slot)
             raise
         self.ranks[slot] = ranks
+        self.num_writes[slot] += 1
         return contents
 
     def _written(self, memory: np.ndarray, linears: Iterable[AdaptedLinear]) -> tuple[np.ndarray, str]:

@@ -27,6 +27,11 @@ class AdapterColumns(Extension):
 
     def on_load(self, loaded: LoadedModel, version: int) -> None:
         self.arena.bind([*loaded.linears, *loaded.routers], loaded.experts)
+        for slot in np.unique(self.adapter_slots):  # of sequences that are there
+            self.arena.use(int(slot))
+
+    def on_unload(self) -> None:
+        self.arena.leave_card()
 
     def add_to(self, inputs: StepInputs) -> None:
         for rows in (inputs, inputs.kept):
