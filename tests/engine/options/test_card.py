@@ -186,3 +186,15 @@ def test_a_device_that_does_not_tell_its_memory() -> None:
     assert configure("--device", "npu").num_kv_blocks == configure("--device", "cpu", "--ops", "reference").num_kv_blocks
     with pytest.raises(OptionError, match=r"--gpu-memory-utilization 1\.5: expected a number from 0\.05 to 1"):
         configure("--device", "gpu", "--gpu-memory-utilization", "1.5")
+
+
+def test_adapters_are_counted_unless_they_are_of_experts() -> None:
+    card = InstalledPaddle("", {}, memory={"gpu": 2 * GIB}, gpus=(("A100", (8, 0)),))
+
+    def blocks(*arguments: str) -> EngineConfig:
+        return resolve(read_options([str(MODEL), "--device", "gpu", *arguments], {}), ask_paddle=lambda: card)[0]
+
+    plain, adapted = blocks(), blocks("--enable-lora", "--max-loras", "8")
+    block_bytes = plain.kv_cache_bytes // (plain.num_kv_blocks + 1)
+    fewer = (plain.num_kv_blocks - adapted.num_kv_blocks) * block_bytes
+    assert abs(fewer - (adapted.adapter_bytes - adapted.adapter_expert_bytes)) <= block_bytes
