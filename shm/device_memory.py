@@ -8,6 +8,7 @@ for the supervisor, and by workers for their weights; mapped by the workers.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from ctypes import byref
 
 from shm.cuda_driver import AccessDescription, AllocationProperties, CudaDriver, Location
@@ -63,12 +64,14 @@ class DeviceMemory:
 
     def _map(self, handle: int, size: int) -> int:
         access = AccessDescription(self._location, _READ_AND_WRITE)
-        try:
+        with ExitStack() as always, ExitStack() as undone:
+            always.callback(self._call, "cuMemRelease", handle)  # the mapping keeps it alive
             address = self._driver.made("cuMemAddressReserve", size, 0, 0, 0)
+            undone.callback(self._call, "cuMemAddressFree", address, size)
             self._call("cuMemMap", address, size, 0, handle, 0)
-        finally:
-            self._call("cuMemRelease", handle)  # the mapping keeps it alive
-        self._call("cuMemSetAccess", address, size, byref(access), 1)
+            undone.callback(self._call, "cuMemUnmap", address, size)
+            self._call("cuMemSetAccess", address, size, byref(access), 1)
+            undone.pop_all()
         return address
 
     def _properties(self) -> AllocationProperties:

@@ -22,7 +22,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ops.cuda.library import SOURCES, BuildError
+from ops.cuda.library import SOURCES, BuildError, writing_to
 
 _LOG = logging.getLogger(__name__)
 _PLACES = (  # of packages (PyTorch brings one), of toolkits and of distributions
@@ -38,6 +38,7 @@ _PLACES = (  # of packages (PyTorch brings one), of toolkits and of distribution
 # Products and sums are fused only where a kernel does so explicitly, so that a row's bits are the same in all kernels.
 OPTIONS = ("--std=c++17", "--fmad=false", "--diag-suppress=177")  # 177: constants that only other kernels use
 _KERNEL = r"__global__ void (?:__launch_bounds__\([^)]*\) )?%s\("
+OLDEST_VERSION = 12  # of CUDA, that NVRTC and the driver may have
 OLDEST = (8, 0)  # compute capability with the products of a warp that kernels use
 EMULATED = (0, 0)  # compute capability of an emulated card, which runs the kernels of the host's library
 
@@ -47,10 +48,6 @@ class Image(NamedTuple):
 
     code: bytes  # cubin or PTX
     entry: str  # the kernel's name in it
-
-    @property
-    def stored(self) -> bytes:
-        return self.entry.encode() + b"\n" + self.code
 
 
 class Compiler:
@@ -63,27 +60,31 @@ class Compiler:
         self._directory = directory
         supported = self._supported()
         wanted = 10 * capability[0] + capability[1]
-        self.target = f"sm_{wanted}" if wanted in supported else f"compute_{max(each for each in supported if each < wanted)}"
+        older = max((each for each in supported if each < wanted), default=0)
+        if wanted not in supported and not older:
+            raise BuildError(
+                f"NVRTC {self.version} compiles no kernels for compute capability {wanted / 10}; install an older one"
+            )
+        self.target = f"sm_{wanted}" if wanted in supported else f"compute_{older}"
         self._headers = {file.name: file.read_bytes() for file in sorted(SOURCES.glob("*.h"))}
         self._sources = {file.name: file.read_bytes() for file in sorted(SOURCES.glob("*.cu"))}
 
     def image(self, name: str) -> Image:
         """Return the kernel `name`, from its file if it was compiled before. BuildError with the compiler's messages."""
         path = self._file_of(name)
-        if path.exists():
-            entry, _, code = path.read_bytes().partition(b"\n")
-            return Image(code, entry.decode())
+        if (kept := _kept(path)) is not None:
+            return kept
         begin = time.monotonic()
         image, _ = self._compile(self.source_of(name), name)
         _LOG.debug("compiled %s for %s in %.1f s", name, self.target, time.monotonic() - begin)
-        self._write(path, image.stored)
+        self._write(path, _with_digest(image))
         return image
 
     def keep(self, name: str, image: Image) -> None:
         """Keep a kernel that was compiled elsewhere, from the same sources for the same target."""
         path = self._file_of(name)
-        if not path.exists():
-            self._write(path, image.stored)
+        if _kept(path) is None:
+            self._write(path, _with_digest(image))
 
     def _file_of(self, name: str) -> Path:
         key = hashlib.blake2b(repr((name, self.target, OPTIONS, os.path.basename(self._path))).encode(), digest_size=12)
@@ -92,14 +93,14 @@ class Compiler:
         return self._directory / f"{key.hexdigest()}.kernel"
 
     def _write(self, path: Path, contents: bytes) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(contents)
-        partial.rename(path)
+        with writing_to(self._directory):
+            partial = path.with_suffix(f".{os.getpid()}")
+            partial.write_bytes(contents)
+            partial.rename(path)
 
     def prepare(self, names: Iterable[str]) -> None:
         """Compile those of the kernels that have no file, on all cores. BuildError as for `image`."""
-        missing = [name for name in names if not self._file_of(name).exists()]
+        missing = [name for name in names if _kept(self._file_of(name)) is None]
         if not missing:
             return
         begin = time.monotonic()
@@ -195,20 +196,45 @@ def newest_nvrtcs() -> list[str]:
 def find_nvrtc(driver_version: int = 1_000_000) -> str:
     """Return the path of the newest NVRTC that a driver can load kernels of: of its own major version of CUDA, or an earlier
     one. `driver_version`: 1000 * major + 10 * minor. BuildError if there is none."""
-    found = newest_nvrtcs()
+    found, major = newest_nvrtcs(), driver_version // 1000
+    if major < OLDEST_VERSION:
+        raise BuildError(f"this driver is of CUDA {major}, but the kernels need CUDA {OLDEST_VERSION}; update the driver")
     if not found:
         raise BuildError(
             "NVRTC was not found, but compiles the kernels for this card; run pip install 'tokamak-serve[cuda]', or "
             "install the CUDA toolkit"
         )
-    major = driver_version // 1000
-    usable = [path for path in found if _version(path)[0] <= major]
-    if not usable:
+    usable = [path for path in found if OLDEST_VERSION <= _version(path)[0] <= major]
+    if usable:
+        return usable[0]
+    newest = max(_version(path)[0] for path in found)
+    if newest < OLDEST_VERSION:
         raise BuildError(
-            f"NVRTC {_version(found[0])[0]} compiles kernels that this driver, of CUDA {major}, cannot load; run pip install "
-            f"nvidia-cuda-nvrtc-cu{major}, or update the driver"
+            f"NVRTC {newest} is too old, the kernels need NVRTC {OLDEST_VERSION}; run pip install 'tokamak-serve[cuda]'"
         )
-    return usable[0]
+    package = "nvidia-cuda-nvrtc-cu12" if major == 12 else f"'nvidia-cuda-nvrtc=={major}.*'"
+    raise BuildError(
+        f"NVRTC {newest} compiles kernels that this driver, of CUDA {major}, cannot load; run pip install {package}, or update "
+        "the driver"
+    )
+
+
+def _kept(path: Path) -> Image | None:
+    """Return a kernel that was kept; None: there is none, or the file is damaged."""
+    try:
+        digest, entry, code = path.read_bytes().split(b"\n", 2)
+    except (FileNotFoundError, ValueError):
+        return None
+    image = Image(code, entry.decode(errors="replace"))
+    return image if _digest(image) == digest else None
+
+
+def _with_digest(image: Image) -> bytes:
+    return b"\n".join((_digest(image), image.entry.encode(), image.code))
+
+
+def _digest(image: Image) -> bytes:
+    return hashlib.blake2b(image.entry.encode() + image.code, digest_size=16).hexdigest().encode()
 
 
 def _version(path: str) -> list[int]:

@@ -8,6 +8,7 @@ kernel when it is first launched.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import hashlib
@@ -15,6 +16,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_void_p
 from pathlib import Path
@@ -66,8 +68,7 @@ def build(command: list[str], directory: Path) -> Path:
     path = directory / f"cuda-rows-{key.hexdigest()}.so"
     if path.exists():
         return path
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "lock").open("w") as lock:
+    with writing_to(directory), (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second process finds the library of the first
         if path.exists():
             return path
@@ -77,8 +78,22 @@ def build(command: list[str], directory: Path) -> Path:
                 pass
             linked = Path(made) / path.name
             _run([command[0], "-shared", "-o", str(linked), *map(str, objects)])
+            with linked.open("rb") as whole:
+                os.fsync(whole.fileno())  # a part, after a crash of the machine, would crash each process that loads it
             linked.rename(path)
     return path
+
+
+@contextlib.contextmanager
+def writing_to(directory: Path) -> Iterator[None]:
+    """Make `directory`, for files of the context. BuildError if it, or one of them, cannot be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise BuildError(
+            f"{directory} cannot be written: {error.strerror}; make room there, or set XDG_CACHE_HOME to another directory"
+        ) from error
 
 
 def _run(command: list[str]) -> None:
@@ -92,7 +107,10 @@ class Library:
 
     def __init__(self, path: Path, kernels: Kernels | None = None) -> None:
         self.name = path.name  # has a digest of all sources
-        self._library = ctypes.CDLL(str(path))
+        try:
+            self._library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise BuildError(f"{error}; delete it to have it built again") from error
         for row in ROWS:
             size = getattr(self._library, f"tokamak_size_of_{row}")()
             assert size == ctypes.sizeof(STRUCTURES[row]), (

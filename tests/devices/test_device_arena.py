@@ -13,6 +13,7 @@ import pytest
 from engine.errors import StartError
 from engine.supervisor.device_arenas import device_arenas
 from shm.device_memory import DeviceMemory
+from shm.errors import SharedMemoryError
 from tests.devices.persistent_arena_worker import NUM_BYTES, run_worker
 
 pytestmark = pytest.mark.slow
@@ -38,6 +39,16 @@ def test_memory_is_zeroed_and_shared_by_all_addresses(driver: str) -> None:
         assert ctypes.string_at(here, NUM_BYTES) == bytes(NUM_BYTES)
         ctypes.memmove(here + NUM_BYTES - 4, b"last", 4)
         assert ctypes.string_at(there + NUM_BYTES - 4, 4) == b"last"
+
+
+def test_failed_mapping_holds_no_memory(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, maps = DeviceMemory(driver, 0), Path("/proc/self/maps")
+    descriptor, before = memory.allocate(NUM_BYTES), maps.read_text().count("memfd:card")
+    monkeypatch.setenv("LIBCUDA_FAILS", "cuMemSetAccess")
+    with pytest.raises(SharedMemoryError, match="cuMemSetAccess: CUDA_ERROR_NOT_SUPPORTED"):
+        memory.map(descriptor, NUM_BYTES)
+    assert maps.read_text().count("memfd:card") == before
+    os.close(descriptor)
 
 
 def test_no_arenas_without_a_driver() -> None:

@@ -8,6 +8,8 @@ import mmap
 import numpy as np
 import pytest
 
+from tests.ops.cuda.card import emulated_library
+from workers.devices.cuda.device import CudaDevice
 from workers.devices.host_memory import HostMemory
 
 INT32 = np.dtype(np.int32)
@@ -25,6 +27,15 @@ def test_host_memory_is_registered(driver: str) -> None:
         assert array.shape == (size,)
         assert not array.any()
         array[:] = 7
+
+
+def test_results_that_grow_lock_little_memory(driver: str) -> None:
+    """Memory of earlier, smaller copies is never freed."""
+    device, before = CudaDevice(driver, 0, "float32", emulated_library().parent), registered_bytes(driver)
+    for num_rows in range(1, 65):
+        rows = np.full((num_rows, 4096), num_rows, np.float32)
+        assert (device.fetch("logits", device.tensor(rows)).wait() == rows).all()
+    assert registered_bytes(driver) - before < 2 * rows.nbytes + mmap.PAGESIZE
 
 
 @pytest.mark.parametrize("library", ["", "of the driver", "/nowhere/libcuda.so.1"])

@@ -24,6 +24,7 @@ from tests.paths import GOLDEN, TEXT_MODELS
 from tests.workers.mtp import drafting, write_walk
 from tests.workers.serving import ServedSequence, Serving, make_runner
 from tests.workers.test_runners import NGRAM, NONE, plain_sequences, run_ahead, run_alone
+from workers.devices.capabilities import DeviceError
 from workers.engine.runner import ModelRunner
 from workers.extensions.drafts.mtp_steps import MtpSteps
 from workers.runners import cpu_runner, gpu_runner
@@ -161,6 +162,28 @@ def test_drafts_of_mtp_layers_are_accepted(plan: str, tmp_path: Path) -> None:
     of_host = run(on_host, **drafts)
     assert run(on_card, **drafts, **(captured(3) if plan == "captured" else {})) == of_host
     assert (of_host[0], max(of_host[1])) == (expected, 3)
+
+
+def test_failed_reload_keeps_the_layers_that_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other weights that do not run, after they were loaded, leave nothing behind: the present layers' drafts are right."""
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        write_walk(tmp_path / str(number), np.random.default_rng(number).permutation(80), is_by_hidden=True)
+    runner = on_card(tmp_path / "0", max_model_len=48, speculative_config=drafting(2), is_cache_estimated=True, **captured(3))
+
+    def run() -> tuple[list[int], list[int]]:
+        serving, sequence = Serving(runner), ServedSequence([5, 9, 3], SamplingParams(temperature=0.0), 8)
+        serving.place(sequence, 0)
+        serving.run([sequence])
+        return sequence.outputs, serving.num_tokens_of_rows
+
+    expected = run()
+    assert max(expected[1]) == 3
+    with monkeypatch.context() as patch:
+        patch.setenv("LIBCUDA_FAILS", "cuMemcpyDtoHAsync_v2")
+        with pytest.raises(DeviceError, match=r"a step of .* rows does not fit"):
+            runner.load(str(tmp_path / "1"), 2, lambda num_done, num_bytes: None)
+    assert (runner.weights.version, run()) == (1, expected)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from workers.engine.rows import NO_ROWS, StepRows
 from workers.engine.step_modes import StepModes
 from workers.engine.step_run import StepRun
 from workers.engine.weights import LoadedWeights, ModelLoader
+from workers.models.loading import LoadedModel
 from workers.rank_group.peers import Peers
 from workers.weights.packing import Progress
 
@@ -56,6 +57,7 @@ class ModelRunner:
         self.modes = StepModes(config, device, model_step, peers, self.extensions)
         self.mode = StepMode(Phase.NONE, config.speculative_config.max_drafts)  # of the last step
         self.weights = LoadedWeights()
+        self._loaded: LoadedModel | None = None  # the weights in use
         is_uniform = config.plan != "captured" and config.ops == "native"
         self.ran: list[tuple[int, bool]] | None = None if is_uniform else []  # rows of steps, and whether they were replayed
         self._cache, self._loader, self._make_plan, self._peers, self._output = cache, loader, make_plan, peers, output
@@ -72,6 +74,14 @@ class ModelRunner:
         """Load the checkpoint at `path` beside the present weights and then replace them (`ModelLoader.load`). On an error the
         present ones stay."""
         loaded = self._loader.load(path, version, on_progress, contents)
+        try:
+            plan = self._plan_of(loaded, version)
+        except Exception:  # a card without room for both, for example
+            self._use_present()
+            raise
+        self._loaded, self.weights = loaded, LoadedWeights.of(path, version, plan, loaded)
+
+    def _plan_of(self, loaded: LoadedModel, version: int) -> Plan:
         self._peers.bind(loaded.mixtures)
         # padded rows write the dummy block and masked keys are read from it, so NaN of earlier weights must not stay there
         self.device.ops.clear_block(self._cache, DUMMY_BLOCK)
@@ -79,11 +89,21 @@ class ModelRunner:
             extension.on_load(loaded, version)
         plan = self._make_plan(loaded.model, self.modes.sizes)
         self.modes.load(plan)
-        self.weights = LoadedWeights.of(path, version, plan, loaded)
+        return plan
+
+    def _use_present(self) -> None:
+        """Let the extensions use the present weights again, or none."""
+        if self._loaded is None or self.weights.plan is None:
+            self.clear()
+            return
+        for extension in self.extensions:
+            extension.on_load(self._loaded, self.weights.version)
+        self.modes.load(self.weights.plan, has_run=True)
+        self.device.release_unused()
 
     def clear(self) -> None:
         """Release the weights."""
-        self.weights, self._ended = LoadedWeights(), None
+        self.weights, self._loaded, self._ended = LoadedWeights(), None, None
         for extension in self.extensions:
             extension.on_unload()
         self.device.release_unused()

@@ -49,12 +49,12 @@ class StepModes:
             self._are_warm = bool(shapes[:, 3].all())
         return self._captures.mode(own, others)
 
-    def load(self, plan: Plan) -> None:
+    def load(self, plan: Plan, *, has_run: bool = False) -> None:
         """Capture with the new weights. Ranks of a group load at different times and a replay needs all of them, so they
-        capture later."""
+        capture later. `has_run`: the largest step of this plan is known to fit."""
         self._is_warm = False
         if self._peers.are_none:
-            self.warm_up(plan)
+            self.warm_up(plan, has_run=has_run)
             self._is_warm = True
 
     def capture_together(self, plan: Plan, mode: StepMode) -> None:
@@ -72,10 +72,10 @@ class StepModes:
         self.warm_up(plan)
         self._is_warm = True
 
-    def warm_up(self, plan: Plan) -> None:
+    def warm_up(self, plan: Plan, *, has_run: bool = False) -> None:
         """Run the largest step, which may not fit beside the cache, and replay each captured size once. All rows are padding,
         so only the dummy block is written."""
-        if self._config.is_cache_estimated and self._peers.ranks.count == 1:  # peers may still be loading
+        if self._config.is_cache_estimated and self._peers.ranks.count == 1 and not has_run:  # peers may still be loading
             self._rehearse(plan)
         for size in self._captures.sizes:
             mode = StepMode(Phase.NONE, self._num_drafts, size)
@@ -95,7 +95,7 @@ class StepModes:
             inputs.set_logit_rows(np.arange(inputs.max_logit_rows))
             plan.replay()
             self._device.fetch("logits", plan.logits()).wait()
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, DeviceError) as error:
             raise DeviceError(
                 f"{self._device.capabilities.place}: a step of {inputs.max_rows} rows does not fit beside the weights and "
                 f"{self._config.num_kv_blocks} KV blocks: {error}; lower --gpu-memory-utilization or "

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ops.cuda.compiler import Compiler, find_nvrtc, newest_nvrtcs
-from ops.cuda.library import BuildError, Library, RowError
+from ops.cuda.library import BuildError, Library, RowError, build, host_command
 from ops.cuda.operands import TYPES, operands
 from shm.cuda_driver import CudaDriver
 from tests.native_program import build_program
@@ -143,6 +144,11 @@ def test_kernels_compile_for_each_card(capability: tuple[int, int], tmp_path: Pa
     again = Compiler(find_nvrtc(), capability, tmp_path)
     again.prepare(names)
     assert again.image("combine<Bfloat16>") == image
+    for file in tmp_path.glob("*.kernel"):  # truncated by a crash of the machine
+        os.truncate(file, 100)
+    made = again.image("combine<Bfloat16>")  # names in it differ
+    assert len(made.code) == len(image.code)
+    assert compiler.image("combine<Bfloat16>") == made
     assert [record.getMessage().split(" for ")[0] for record in caplog.records if "compiling" in record.getMessage()] == [
         "compiling 2 kernels"
     ]
@@ -165,9 +171,36 @@ def test_every_kernel_is_found_in_its_source() -> None:
     assert all(compiler.source_of(name).endswith(".cu") for name in names)
 
 
-def test_nvrtc_newer_than_the_driver_is_refused() -> None:
-    with pytest.raises(BuildError, match="that this driver, of CUDA 11, cannot load; run pip install nvidia-cuda-nvrtc-cu11"):
-        find_nvrtc(11080)
+@pytest.mark.parametrize(
+    ("found", "driver_version", "says"),
+    [
+        ([], 13000, "NVRTC was not found"),
+        ([11], 13000, "NVRTC 11 is too old, the kernels need NVRTC 12"),
+        ([13], 11080, "this driver is of CUDA 11, but the kernels need CUDA 12; update the driver"),
+        ([13, 11], 12090, "NVRTC 13 compiles .* of CUDA 12, cannot load; run pip install nvidia-cuda-nvrtc-cu12, or update"),
+        ([14], 13000, r"NVRTC 14 compiles .* run pip install 'nvidia-cuda-nvrtc==13\.\*', or update"),
+    ],
+)
+def test_unusable_nvrtc_is_refused(
+    found: list[int], driver_version: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in found:
+        (tmp_path / f"libnvrtc.so.{version}").touch()
+    monkeypatch.setattr("ops.cuda.compiler._PLACES", (f"{tmp_path}/libnvrtc.so.[0-9]*",))
+    with pytest.raises(BuildError, match=says):
+        find_nvrtc(driver_version)
+
+
+def test_unwritable_cache_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        BuildError, match="file/cuda cannot be written: Not a directory; make room there, or set XDG_CACHE_HOME"
+    ):
+        build(host_command(), tmp_path / "file" / "cuda")
+    broken = tmp_path / "broken.so"
+    broken.touch()
+    with pytest.raises(BuildError, match=r"broken\.so.*; delete it to have it built again"):
+        Library(broken)
 
 
 def test_old_card_is_refused(driver: CudaDriver, monkeypatch: pytest.MonkeyPatch) -> None:

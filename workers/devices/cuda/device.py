@@ -147,7 +147,8 @@ class CudaDevice:
         self.traffic.num_to_host += 1
         size = tensor.size
         if key not in self._landings or self._landings[key][0].size < size:
-            values = self._pinned.array(max(size, _LEAST_LANDING), np.dtype(tensor.dtype))
+            room = 1 << (max(size, _LEAST_LANDING) - 1).bit_length()  # earlier ones are never freed, so that they double
+            values = self._pinned.array(room, np.dtype(tensor.dtype))
             self._landings[key] = values, self._event()
         values, event = self._landings[key]
         self._driver.call("cuMemcpyDtoHAsync_v2", values.ctypes.data, tensor.address, 4 * size, self._stream)
