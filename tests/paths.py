@@ -9,4 +9,5 @@ GOLDEN = REPOSITORY / "tests" / "golden"
 # golden checkpoints that take text alone, and those that take pictures too: a new one joins the tests by being there
 _MODELS = sorted(path.parent for path in GOLDEN.glob("*/model.safetensors") if path.with_name("golden.json").exists())
 TEXT_MODELS = [path.name for path in _MODELS if not (path / "units.npz").exists()]
+RECURRENT_MODELS = sorted(str(path.parent.relative_to(GOLDEN)) for path in GOLDEN.glob("recurrent/*/golden.json"))  # text alone
 PICTURE_MODELS = [path.name for path in _MODELS if (path / "units.npz").exists()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from tests.e2e.engine_process import GOLDEN, EngineProcess
 from tests.e2e.workload import answers_together
-from tests.paths import TEXT_MODELS
+from tests.paths import RECURRENT_MODELS, TEXT_MODELS
 
 TOLERANCE = 1e-3
 
@@ -30,6 +31,7 @@ SERVED = [("qwen3", condition) for condition in CONDITIONS]
 SERVED += [("llama", "plain"), ("qwen2", "chunked"), ("ernie4_5", "preempted")]
 SERVED += [("qwen3_moe", "plain"), ("deepseek_v3", "chunked"), ("ernie4_5_moe", "preempted")]
 SERVED += [(name, "chunked") for name in TEXT_MODELS if name not in dict(SERVED)]
+SERVED += zip(RECURRENT_MODELS, itertools.cycle(CONDITIONS), strict=False)
 
 
 def golden_cases(architecture: str) -> list[dict[str, Any]]:

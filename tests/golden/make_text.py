@@ -7,10 +7,11 @@ Run by hand, in an environment of its own (`pip install transformers==5.23.0 tor
     python tests/golden/make_text.py qwen3 llama     # these alone
     python tests/golden/make_text.py --new NAME      # a new model: NAME/config.json is there, all else is made
 
-A new model gets random weights (seed 0), the tokenizer and chat template of the others and the prompts of `llama`. The
-`model_type` of `config.json` is one that transformers knows. The seed of the weights of the seven models in the tree was not
-recorded, so their weights stay as they are. What is made from them has the same tokens everywhere; log-probabilities differ
-by up to 4e-5 between processors.
+NAME is a folder beside this file, or `recurrent/NAME` for a model with recurrent layers. A new model gets random weights (seed
+0) in the `dtype` of its `config.json`, the tokenizer and chat template of the others and the prompts of `llama`. The
+`model_type` is one that transformers knows. The seed of the weights of the seven oldest models was not recorded, so their
+weights stay as they are. What is made from them has the same tokens everywhere; log-probabilities differ by up to 4e-5 between
+processors.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, __version__
 
 PLACE = Path(__file__).parent
 TEXT_MODELS = sorted(
-    path.parent.name
-    for path in PLACE.glob("*/model.safetensors")
+    str(path.parent.relative_to(PLACE))
+    for path in (*PLACE.glob("*/model.safetensors"), *PLACE.glob("recurrent/*/model.safetensors"))
     if path.with_name("golden.json").exists() and not path.with_name("units.npz").exists()  # of models that see
 )
 SHARED_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -63,11 +64,12 @@ def make_checkpoint(name: str) -> None:
     for file in SHARED_FILES:
         shutil.copyfile(PLACE / "llama" / file, PLACE / name / file)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(PLACE / name), dtype=torch.float32)
+    config = AutoConfig.from_pretrained(PLACE / name)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():
         if parameter.dim() > 1:  # as initialised, they are so small that every token is as likely as the next
             parameter.data.normal_(std=parameter.shape[-1] ** -0.5)
-    model.save_pretrained(PLACE / name)
+    model.to(config.dtype).save_pretrained(PLACE / name)
 
 
 def make_golden(name: str) -> None:
