@@ -40,6 +40,7 @@ class KimiLinear(DeepseekV3):
     model = "workers.models.kimi_linear:KimiLinear"
     draft_names = None
     has_rotary = False
+    can_tie_word_embeddings = False
     harmless_options = frozenset(("head_dim", "qk_head_dim", "use_grouped_topk"))
     other_option_names = MappingProxyType(
         {

@@ -76,6 +76,7 @@ class Recurrence(msgspec.Struct, frozen=True):
 
 def gated_delta(options: JsonOptions, num_layers: int) -> Recurrence | None:
     """Read Qwen3-Next's recurrent layers: three of four, or those that `layer_types` names; None: there are none."""
+    options.check_supported({"hidden_act": "silu"})  # the convolutions have this activation too
     key_heads = options.count("linear_num_key_heads", 16)
     value_heads = options.count("linear_num_value_heads", 32)
     if value_heads % key_heads:
@@ -156,7 +157,9 @@ def state_spaces(
 def time_step_limits(options: JsonOptions, name: str = "time_step_limit") -> tuple[float, float]:
     """Read the limits of Mamba-2's time steps: two numbers, also infinite ones."""
     given = options.values.get(name)
-    limits = [_number(each) for each in given] if isinstance(given, list) else [0.0, math.inf]
+    if given is None:
+        return 0.0, math.inf
+    limits = [_number(each) for each in given] if isinstance(given, list) else []
     if len(limits) != 2 or None in limits or not limits[0] <= limits[1] or limits[1] < 0 or math.isinf(limits[0]):
         raise options.error(name, f"{given!r} should be two numbers, the least and the largest time step")
     return limits[0], limits[1]

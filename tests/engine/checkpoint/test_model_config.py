@@ -450,14 +450,21 @@ def test_hostile_values_are_refused_or_read(directory: Path) -> None:
         ("hunyuan_v1_dense", {"head_dim": 2, "rope_scaling": {"type": "dynamic", "alpha": 2.0}}, "alpha: 2.0 needs a head_dim"),
         ("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "alpha": 1e308}}, r"alpha: 1e\+308 with rope_theta"),
         ("mamba2", {"time_step_limit": [0, {"__float__": []}]}, "time_step_limit: .* should be two numbers"),
+        ("mamba2", {"time_step_limit": "0.1"}, "time_step_limit: '0.1' should be two numbers"),
+        ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported"),
         ("lfm2", {"conv_L_cache": MAX_KERNEL + 1}, "conv_L_cache: 17 should be an integer of at most 16"),
     ],
 )
-def test_values_that_no_number_holds_are_named(family: str, changes: dict[str, Any], message: str, directory: Path) -> None:
+def test_wrong_values_of_families_are_named(family: str, changes: dict[str, Any], message: str, directory: Path) -> None:
     config = next(each["config"] for name, each in VARIANTS.items() if name.startswith(family))
     config = {name: value for name, value in config.items() if name != "rope_parameters"}
     with pytest.raises(CheckpointError, match=message):
         read(directory, config | changes)
+
+
+@pytest.mark.parametrize("family", ["kimi_linear", "nemotron_h"])
+def test_head_is_never_tied_where_transformers_has_its_own(family: str, directory: Path) -> None:
+    assert not read(directory, VARIANTS[family]["config"] | {"tie_word_embeddings": True}).tie_word_embeddings
 
 
 def test_mlp_ratio_is_bounded(directory: Path) -> None:
