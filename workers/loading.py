@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from engine.errors import CheckpointError, ContentsError, sayable
+from engine.errors import CheckpointError, ContentsError, TokamakError, sayable
 from engine.messages import ActorState, LoadWeights, WeightsChanged
 from engine.process.context import ActorContext
 from shm.counters import State
@@ -64,8 +64,9 @@ class WeightLoader:
         try:
             self._load(message.path, message.version, message.contents)
         except Exception as error:  # any error: the present weights stay in use
+            cause = str(error) if isinstance(error, TokamakError) else repr(error)
             is_known = isinstance(error, CheckpointError)
-            text = str(error) if is_known else sayable(f"{message.path} cannot be loaded: {error!r}")
+            text = cause if is_known else sayable(f"{message.path} cannot be loaded: {cause}")
             self._context.log.error("weights %s were not loaded: %s", message.path, text)
         self._context.row.set_state(before)
         return self._changed(message.command_id, text)

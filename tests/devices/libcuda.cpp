@@ -4,12 +4,14 @@
 //
 // Work of a stream is done when someone waits for it, at the latest: whoever reads a result too early, or changes the source of a
 // copy too soon, gets wrong numbers. A call that a capture does not allow fails, and ends it. Calls that LIBCUDA_FAILS names
-// (separated by commas) are not supported; "cuLaunchKernel:7": the seventh of them loses the context, as a kernel does that fails.
+// (separated by commas) are not supported; "cuLaunchKernel:7": the seventh of them loses the context, as a kernel does that fails;
+// "cuMemAlloc_v2>7": only seven find room.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -40,10 +42,12 @@ static int refusal(const std::string &name) {
     if (names == nullptr) return 0;
     const std::string all = "," + std::string(names) + ",";
     if (all.find("," + name + ",") != std::string::npos) return NOT_SUPPORTED;
-    const size_t at = all.find("," + name + ":");
+    const size_t loses = all.find("," + name + ":"), fills = all.find("," + name + ">"), at = std::min(loses, fills);
     if (at == std::string::npos) return 0;
     std::lock_guard guard(counts);
-    if (++calls[name] == atoi(all.c_str() + at + name.size() + 2)) failed = LAUNCH_FAILED;
+    const int count = ++calls[name], limit = atoi(all.c_str() + at + name.size() + 2);
+    if (at == fills) return count > limit ? OUT_OF_MEMORY : 0;
+    if (count == limit) failed = LAUNCH_FAILED;
     return failed;
 }
 #define REFUSE \

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.errors import TokamakError
+
 
 class Capabilities(msgspec.Struct, frozen=True):
     """Capabilities of one device."""
@@ -20,5 +22,9 @@ class Capabilities(msgspec.Struct, frozen=True):
         return f"{self.place}: {graphs}, {arena}, {' '.join(self.dtypes) or 'no data type'}"
 
 
-class DeviceError(Exception):
+class DeviceError(TokamakError):
     """A device cannot do a requested operation."""
+
+
+class FullDeviceError(DeviceError):
+    """The memory of a device is used up."""

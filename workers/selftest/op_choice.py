@@ -17,7 +17,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import OptionError
 from ops.table import OpTable
-from workers.devices.capabilities import DeviceError
+from workers.devices.capabilities import DeviceError, FullDeviceError
 from workers.devices.device import Device
 from workers.models import declare_model
 from workers.rank_group.peers import Peers
@@ -69,6 +69,8 @@ def check_rows(device: Device, config: ModelConfig, precision: Precision, kv_dty
         return
     try:
         fault = fault_of_rows(device, config, precision, kv_dtype) or fault_of_drawing(device, config.vocab_size)
+    except FullDeviceError:
+        raise
     except (*_UNABLE, RowError) as error:
         fault = f"CUDA ops fail: {error}"
     if fault:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from shm.cuda_driver import CudaDriver
-from workers.devices.capabilities import DeviceError
+from shm.sizes import size_text
+from workers.devices.capabilities import DeviceError, FullDeviceError
 
 _ALIGNMENT = 512  # bytes, the driver's own
 _MAPPED = 2  # CU_MEMHOSTREGISTER_DEVICEMAP
@@ -113,9 +114,16 @@ class StreamMemory:
         for is_last in (False, True):
             try:
                 address = self._driver.made("cuMemAlloc_v2", size)
-            except DeviceError:
-                if is_last or not self.release_unused():
+            except DeviceError as error:
+                if not is_last and self.release_unused():
+                    continue
+                if "OUT_OF_MEMORY" not in str(error):
                     raise
+                raise FullDeviceError(
+                    f"the GPU's memory is full: no room for {size_text(size)} beside {size_text(self.num_bytes)} of this rank, "
+                    f"its KV cache, and what other processes use ({error}); stop those (nvidia-smi), or lower "
+                    "--gpu-memory-utilization"
+                ) from error
             else:
                 self.num_bytes += size
                 return address
