@@ -1,9 +1,10 @@
 """Hooks and fixtures for all tests.
 
 What engines keep, for later or while they run, goes to directories of this session, not to the user's. Shared memory of dead
-engines is removed first, and the session's own signals are not ignored. `--fast` skips slow tests, and most cases of tests with
-many. The summary names what this machine could not test: kernel variants, the page, dashboards, and skipped tests, one line for
-each cause.
+engines is removed first, and the session's own signals are not ignored. A test with three lists of parameters or more runs
+cases with every pair of values (`pairs.py`), with `--all-cases` every combination. `--fast` skips slow tests, and most cases
+of tests with many. The summary names what this machine could not test: kernel variants, the page, dashboards, and skipped
+tests, one line for each cause.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from engine.process.run_directory import runs_root
 from engine.supervisor.reaper import reap
 from shm.segment import DIRECTORY, NAMESPACE_VARIABLE
 from tests.complete_run import CompleteRun
+from tests.pairs import pairwise
 from tests.paths import REPOSITORY
 from tests.published_files import published_templates
 
@@ -45,6 +47,7 @@ ENGINES = ("tests.e2e.engine_process", "tests.engine.echo_engine")  # a test fil
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", type=Path, metavar="DIR", help="keep pictures of the page's main states (tests/page)")
     parser.addoption("--fast", action="store_true", help="no test that starts engines or is slow, a twenty-ninth of many cases")
+    parser.addoption("--all-cases", action="store_true", help="every combination of parameters, not only every pair of values")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,17 +56,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CompleteRun())
 
 
+@pytest.hookimpl(trylast=True)  # of the tests that -k has chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("timeout") is None and item.get_closest_marker("slow") is None:
             item.add_marker(pytest.mark.timeout(ENGINE_LIMIT_S if is_slow(item) else LIMIT_S))
-    if not config.getoption("--fast"):
-        return
-    chosen: dict[bool, list[pytest.Item]] = {True: [], False: []}
-    for item, index in zip(items, _case_indices(items), strict=True):
-        chosen[index % _STRIDE == 0 and not is_slow(item)].append(item)
-    config.hook.pytest_deselected(items=chosen[False])
-    items[:] = chosen[True]
+    chosen = items if config.getoption("--all-cases") else pairwise(items)
+    if config.getoption("--fast"):
+        indices = zip(chosen, _case_indices(chosen), strict=True)
+        chosen = [item for item, index in indices if index % _STRIDE == 0 and not is_slow(item)]
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    slow_files = {item.path for item in chosen if is_slow(item)}  # the quick ones are left for whichever process is done first
+    items[:] = sorted(chosen, key=lambda item: item.path not in slow_files)
 
 
 def pytest_collection_finish() -> None:

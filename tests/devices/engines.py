@@ -25,11 +25,17 @@ BODIES = [
     body | {"prompt": [3 + (number * 211 + place * place * 17) % 990 for place in range(21)]}
     for number, body in enumerate(mixed_bodies(5, seed=5, max_tokens=24))
 ]
+SHORT = [body | {"max_tokens": 9} for body in BODIES]
 Expected = list[tuple[list[int], list[float]]]
 
 
 def said(answers: list[Answer]) -> Expected:
     return [(answer.token_ids, answer.token_logprobs) for answer in answers]
+
+
+def begun(expected: Expected) -> Expected:
+    """Return the answers to `SHORT`, given those to `BODIES`."""
+    return [(token_ids[:9], logprobs[:9]) for token_ids, logprobs in expected]
 
 
 async def beside_a_kill(

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.e2e.engine_process import GOLDEN, EngineProcess
 from tests.e2e.test_chaos import Deltas, kill_in_turn, kill_while_it_reloads
-from tests.e2e.workload import answers, mixed_bodies, stream_all
+from tests.e2e.workload import Answer, answers, mixed_bodies, stream_all
 from tests.waiting import WATCHDOG_S
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.test_variants import VARIANTS
@@ -24,6 +25,9 @@ OPTIONS = ("--max-model-len", "300", "--threads", "1", "--restart-limit", "100",
 DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}')
 SMALL = ("--max-num-batched-tokens", "24", "--max-num-seqs", "8", "--block-size", "4", "--num-kv-blocks", "200")
 KEPT = ("--state-cache-interval", "16", "--state-cache-memory", "1MiB")
+BODIES = mixed_bodies(12, seed=31, max_tokens=60)
+ONE = pytest.mark.parametrize("model", NAMES[:1], indirect=True)  # where the kind of the states makes no difference
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -37,96 +41,59 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return path
 
 
-@pytest.mark.timeout(1200)
-def test_recurrent_model_keeps_its_bytes(model: Path) -> None:
-    """In chunks, from kept states, with drafts, evicted states, and kills of one and of two actors."""
-    bodies = mixed_bodies(12, seed=31, max_tokens=100)
+@pytest.fixture(scope="module")
+def undisturbed(model: Path) -> list[Answer]:
+    """The answers without kept states and drafts."""
     with EngineProcess(model, *OPTIONS, "--no-enable-prefix-caching") as engine:
-        undisturbed = answers(engine, bodies)
+        found = answers(engine, BODIES)
         assert engine.metric("num_cached_states") == 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[EngineProcess]:
+    with EngineProcess(model, *OPTIONS, *SMALL, *KEPT, *DRAFTS) as engine:
+        yield engine
+
+
+async def beside_kills(engine: EngineProcess, expected: list[Answer], seed: int, *victims: tuple[str, ...]) -> None:
+    deltas = Deltas(seed)
+    killer = asyncio.create_task(kill_in_turn(engine, deltas, victims))
+    while not killer.done():
+        assert await stream_all(engine.url, BODIES, len(BODIES), deltas.note) == expected
+    await killer
+
+
+def test_recurrent_model_keeps_its_bytes(engine: EngineProcess, undisturbed: list[Answer]) -> None:
+    """In chunks, from kept states, with drafts, evicted states, and kills of one and of two actors."""
     victims = [("worker0",), ("scheduler",), ("cache",), ("tokenizer0",), ("scheduler", "worker0"), ("cache", "worker0")]
-    with EngineProcess(model, *OPTIONS, *SMALL, *KEPT, *DRAFTS) as engine:
-
-        async def disturbed() -> None:
-            deltas = Deltas(seed=3)
-            killer = asyncio.create_task(kill_in_turn(engine, deltas, victims))
-            while not killer.done():
-                assert await stream_all(engine.url, bodies, len(bodies), deltas.note) == undisturbed
-            await killer
-
-        asyncio.run(disturbed())
-        assert answers(engine, bodies[::-1])[::-1] == undisturbed
-        engine.wait_until_idle()
-        assert engine.metric("state_cache_hits_total") > 0
-        assert engine.metric("num_used_states") == 0
-        assert engine.metric("num_free_kv_blocks") == engine.metric("num_kv_blocks")
+    asyncio.run(beside_kills(engine, undisturbed, 3, *victims))
+    assert answers(engine, BODIES[::-1])[::-1] == undisturbed
+    engine.wait_until_idle()
+    assert engine.metric("state_cache_hits_total") > 0
+    assert engine.metric("num_used_states") == 0
+    assert engine.metric("num_free_kv_blocks") == engine.metric("num_kv_blocks")
 
 
-@pytest.mark.timeout(1200)
-def test_two_ranks_share_the_states(model: Path) -> None:
-    """Each has its own heads in the same slots."""
-    bodies = mixed_bodies(8, seed=7, max_tokens=60)
-    with EngineProcess(model, *OPTIONS) as engine:
-        alone = answers(engine, bodies)
-    with EngineProcess(model, *OPTIONS, *SMALL, *KEPT, "-tp", "2") as engine:
-        assert answers(engine, bodies) == alone
-
-        async def disturbed() -> None:
-            deltas = Deltas(seed=4)
-            killer = asyncio.create_task(kill_in_turn(engine, deltas, [("worker1",), ("worker0",), ("scheduler", "worker1")]))
-            while not killer.done():
-                assert await stream_all(engine.url, bodies, len(bodies), deltas.note) == alone
-            await killer
-
-        asyncio.run(disturbed())
-        engine.wait_until_idle()
-        assert engine.metric("state_cache_hits_total") > 0
-        assert engine.metric("num_used_states") == 0
-
-
-@pytest.mark.timeout(1200)
-def test_replicas_have_states_of_their_own(model: Path) -> None:
-    """One dies while the other serves."""
-    bodies = mixed_bodies(8, seed=9, max_tokens=60)
-    with EngineProcess(model, *OPTIONS) as engine:
-        alone = answers(engine, bodies)
-    with EngineProcess(model, *OPTIONS, *SMALL, *KEPT, "-dp", "2") as engine:
-
-        async def disturbed() -> None:
-            deltas = Deltas(seed=5)
-            killer = asyncio.create_task(kill_in_turn(engine, deltas, [("worker1",), ("scheduler0",), ("cache1", "worker0")]))
-            while not killer.done():
-                assert await stream_all(engine.url, bodies, len(bodies), deltas.note) == alone
-            await killer
-
-        asyncio.run(disturbed())
-        engine.wait_until_idle()
-        assert [engine.metric("num_used_states", actor=f"scheduler{replica}") for replica in range(2)] == [0, 0]
-        assert engine.metric("requests_routed_total", reason="prefix") > 0
-
-
-@pytest.mark.timeout(1200)
-def test_reloads_keep_the_bytes(model: Path) -> None:
+@ONE
+def test_reloads_keep_the_bytes(engine: EngineProcess, undisturbed: list[Answer]) -> None:
     """The same weights again, while actors are killed: states of the former life of the weights are not found."""
-    bodies = mixed_bodies(8, seed=11, max_tokens=60)
-    with EngineProcess(model, *OPTIONS, *SMALL, *KEPT, *DRAFTS) as engine:
-        undisturbed = answers(engine, bodies)
 
-        async def disturbed() -> None:
-            deltas = Deltas(seed=6)
-            reloads = asyncio.create_task(kill_while_it_reloads(engine, deltas))
-            while not reloads.done():
-                found = await stream_all(engine.url, bodies, len(bodies), deltas.note)
-                assert [answer.token_ids for answer in found] == [answer.token_ids for answer in undisturbed]
-            await reloads
+    async def disturbed() -> None:
+        deltas = Deltas(seed=6)
+        reloads = asyncio.create_task(kill_while_it_reloads(engine, deltas))
+        while not reloads.done():
+            found = await stream_all(engine.url, BODIES, len(BODIES), deltas.note)
+            assert [answer.token_ids for answer in found] == [answer.token_ids for answer in undisturbed]
+        await reloads
 
-        asyncio.run(disturbed())
-        engine.wait_until_idle()
-        assert engine.metric("num_used_states") == 0
+    asyncio.run(disturbed())
+    engine.wait_until_idle()
+    assert engine.metric("num_used_states") == 0
 
 
-@pytest.mark.timeout(1200)
-def test_a_thousand_cut_requests_hold_no_slot(model: Path) -> None:
+@ONE
+def test_a_thousand_cut_requests_hold_no_slot(engine: EngineProcess) -> None:
     bodies = mixed_bodies(1000, seed=5, max_tokens=20, max_prompt=60)
     rng = random.Random(2)
 
@@ -147,9 +114,28 @@ def test_a_thousand_cut_requests_hold_no_slot(model: Path) -> None:
             await asyncio.gather(*(one(body, rng.randrange(1, 60)) for body in bodies))
         return num_cut
 
-    with EngineProcess(model, *OPTIONS, *SMALL, *KEPT, *DRAFTS) as engine:
-        assert asyncio.run(cut_some(engine.url)) > 300
+    assert asyncio.run(cut_some(engine.url)) > 300
+    engine.wait_until_idle()
+    assert engine.metric("num_used_states") == 0
+    assert engine.metric("num_free_kv_blocks") == engine.metric("num_kv_blocks")
+    assert engine.metric("num_cached_states") > 0
+
+
+def test_two_ranks_share_the_states(model: Path, undisturbed: list[Answer]) -> None:
+    """Each has its own heads in the same slots."""
+    with EngineProcess(model, *OPTIONS, *SMALL, *KEPT, "-tp", "2") as engine:
+        assert answers(engine, BODIES) == undisturbed
+        asyncio.run(beside_kills(engine, undisturbed, 4, ("worker1",), ("worker0",), ("scheduler", "worker1")))
         engine.wait_until_idle()
+        assert engine.metric("state_cache_hits_total") > 0
         assert engine.metric("num_used_states") == 0
-        assert engine.metric("num_free_kv_blocks") == engine.metric("num_kv_blocks")
-        assert engine.metric("num_cached_states") > 0
+
+
+@ONE
+def test_replicas_have_states_of_their_own(model: Path, undisturbed: list[Answer]) -> None:
+    """One dies while the other serves."""
+    with EngineProcess(model, *OPTIONS, *SMALL, *KEPT, "-dp", "2") as engine:
+        asyncio.run(beside_kills(engine, undisturbed, 5, ("worker1",), ("scheduler0",), ("cache1", "worker0")))
+        engine.wait_until_idle()
+        assert [engine.metric("num_used_states", actor=f"scheduler{replica}") for replica in range(2)] == [0, 0]
+        assert engine.metric("requests_routed_total", reason="prefix") > 0

@@ -103,7 +103,7 @@ def _many(target: Target) -> Findings:
 def _layers(target: Target, plan: Plan) -> Findings:
     """Compare the answers of captured steps with layers that draft with those without drafts, op by op."""
     bodies = [body | {"max_tokens": 4} for body in BODIES[:2]] if plan.is_small else BODIES
-    with target.engine(LAYERS_MODEL, "cuda", *OPTIONS, "--plan", "eager") as engine:
+    with target.engine(LAYERS_MODEL, "cuda", *OPTIONS, "--plan", "eager", "--num-kv-blocks", "60") as engine:
         expected = said(answers(engine, bodies, concurrency=1))
     captured = _SMALL_CAPTURED if plan.is_small else CAPTURED
     with target.engine(LAYERS_MODEL, "cuda", *OPTIONS, *captured, *CUT, *LAYERS) as engine:
