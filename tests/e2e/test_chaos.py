@@ -87,7 +87,7 @@ def order_reload(engine: EngineProcess, mode: str) -> int:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_streams_survive_every_kill(precision: str) -> None:
     victims = VICTIMS_IN[precision]
-    bodies = mixed_bodies(8, seed=5, max_tokens=400, max_prompt=150)
+    bodies = mixed_bodies(8, seed=5, max_tokens=200, max_prompt=150)
     with EngineProcess(MODEL, *OPTIONS, *PRECISIONS[precision]) as engine:
         undisturbed = answers(engine, bodies)
         before = engine.metric("actor_restarts_total")
@@ -152,7 +152,7 @@ async def ask_afresh(engine: EngineProcess, calls: list[Call], on_delta: Callabl
 
 
 def test_killed_api_process_loses_only_its_requests() -> None:
-    bodies = mixed_bodies(24, seed=6, max_tokens=600, max_prompt=60)
+    bodies = mixed_bodies(12, seed=6, max_tokens=400, max_prompt=60)
     with EngineProcess(MODEL, *OPTIONS, "--api-processes", "2") as engine:
         undisturbed = answers(engine, bodies)
 
@@ -188,7 +188,7 @@ def test_killed_api_process_loses_only_its_requests() -> None:
 
 def test_a_hung_actor_is_replaced() -> None:
     """SIGSTOP is a hang: health names the actor, the supervisor replaces it, and the streams end as if undisturbed."""
-    bodies = mixed_bodies(8, seed=7, max_tokens=600, max_prompt=40)
+    bodies = mixed_bodies(8, seed=7, max_tokens=200, max_prompt=40)
     with EngineProcess(MODEL, *OPTIONS, "--hang-timeout", "6") as engine:
         undisturbed = answers(engine, bodies)
 

