@@ -25,7 +25,7 @@ def compare(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.slow
 def test_two_engines(tmp_path: Path) -> None:
-    workloads = ["decode:16:1000:2:2", "prefill:64:1:1:1", "load:16:4:2:2", "prefix:36:4:1:1"]
+    workloads = ["decode:16:300:2:2", "prefill:64:1:1:1", "load:16:4:2:2", "prefix:36:4:1:1"]
     arguments = [part for workload in workloads for part in ("--workload", workload)]
     done = compare(tmp_path, f"one={ENGINE}", f"two={ENGINE} --threads 1", "--rounds", "1", *arguments)
     assert done.returncode == 0, done.stderr

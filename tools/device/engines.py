@@ -32,7 +32,7 @@ from tests.devices.engines import (
 )
 from tests.e2e.engine_process import GOLDEN, EngineProcess
 from tests.e2e.test_golden import TOLERANCE, golden_cases, with_pictures
-from tests.e2e.workload import answers, answers_together, stream_one
+from tests.e2e.workload import Body, answers, answers_together, stream_one
 from tools.device.findings import Finding, Findings, Outcome, least
 
 MODEL = GOLDEN / "qwen3"
@@ -66,7 +66,7 @@ WAYS = {
 }
 
 
-def same_bytes(target: Target, ops: str, ways: Iterable[Way], dtype: str = "float32") -> Findings:
+def same_bytes(target: Target, ops: str, ways: Iterable[Way], dtype: str = "float32", bodies: list[Body] = BODIES) -> Findings:
     """Compare the answers of each way with those op by op: together, while a worker is killed, and after sleep and a reload."""
     expected: Expected = []
     runnable = []
@@ -79,8 +79,8 @@ def same_bytes(target: Target, ops: str, ways: Iterable[Way], dtype: str = "floa
             runnable.append(way)
     for way in sorted(runnable, key=lambda way: way is not EAGER):
         with target.engine(MODEL, ops, "--dtype", dtype, *OPTIONS, *way.options) as engine:
-            expected = expected or said(answers(engine, BODIES, concurrency=1))
-            yield from _same_bytes(engine, f"{title}, {way.name}", expected, way.num_ranks)
+            expected = expected or said(answers(engine, bodies, concurrency=1))
+            yield from _same_bytes(engine, f"{title}, {way.name}", bodies, expected, way.num_ranks)
 
 
 def _what_is_missing(target: Target, ops: str, way: Way) -> str:
@@ -89,8 +89,8 @@ def _what_is_missing(target: Target, ops: str, way: Way) -> str:
     return ""
 
 
-def _same_bytes(engine: EngineProcess, name: str, expected: Expected, num_ranks: int) -> Findings:
-    yield compared(f"{name}: the same bytes together and in chunks", expected, said(answers_together(engine, BODIES)))
+def _same_bytes(engine: EngineProcess, name: str, bodies: list[Body], expected: Expected, num_ranks: int) -> Findings:
+    yield compared(f"{name}: the same bytes together and in chunks", expected, said(answers_together(engine, bodies)))
     if "captured" in name:
         replayed = engine.metric("captured_step_rows_count")
         failed = engine.metric("uncaptured_step_sizes")
@@ -99,11 +99,11 @@ def _same_bytes(engine: EngineProcess, name: str, expected: Expected, num_ranks:
             f"{name}: steps are replayed", is_whole, f"{replayed:.0f} steps, {failed:.0f} sizes could not be captured"
         )
     ranks = tuple(f"worker{rank}" for rank in range(num_ranks))
-    disturbed = asyncio.run(beside_a_kill(engine, BODIES, len(BODIES), ranks[-1], restarted=ranks))
+    disturbed = asyncio.run(beside_a_kill(engine, bodies, len(bodies), ranks[-1], restarted=ranks))
     yield compared(f"{name}: the same bytes though {ranks[-1]} was killed", expected, said(disturbed))
     for path in ("sleep", "wake", "reload"):
         order(engine, path)
-    yield compared(f"{name}: the same bytes after sleep, wake and reload", expected, said(answers(engine, BODIES)))
+    yield compared(f"{name}: the same bytes after sleep, wake and reload", expected, said(answers(engine, bodies)))
 
 
 def compared(what: str, expected: Expected, found: Expected) -> Finding:

@@ -23,6 +23,7 @@ import msgspec
 from engine.errors import OptionError, StartError
 from engine.options.resolve_device import ARENA_LIBRARIES, InstalledPaddle, installed_paddle, resolve_device
 from engine.supervisor.device_arenas import device_arenas
+from tests.devices.engines import BODIES, SHORT
 from tests.devices.persistent_arena_worker import NUM_BYTES, run_worker
 from tests.e2e.engine_process import GOLDEN
 from tests.workers.serving import ARCHITECTURES
@@ -107,8 +108,9 @@ def _arena(target: engines.Target, options: Options) -> Findings:
 
 
 def _bytes(target: engines.Target, options: Options) -> Findings:
+    bodies = SHORT if options.is_small else BODIES
     for ops in options.ops:
-        yield from engines.same_bytes(target, ops, [engines.WAYS[way] for way in options.ways])
+        yield from engines.same_bytes(target, ops, [engines.WAYS[way] for way in options.ways], bodies=bodies)
 
 
 def _golden(target: engines.Target, options: Options) -> Findings:
