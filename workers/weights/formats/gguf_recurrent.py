@@ -65,14 +65,18 @@ def _reshaped(tensor: DecodedTensor, shape: tuple[int, ...]) -> DecodedTensor:
 
 
 def _in_order(name: str, tensor: DecodedTensor, sizes: Recurrence) -> DecodedTensor:
-    """Return a tensor with the value heads of a key head side by side."""
+    """Return a tensor with the value heads of a key head side by side. One of another size than the heads stays as it is: its
+    shape is refused when the model is loaded."""
     match = _LINEAR.fullmatch(name)
     if match is None:
         return tensor
-    heads = np.arange(sizes.num_value_heads).reshape(-1, sizes.num_key_heads).T.ravel()
-    if match[1] == "out_proj":
-        return column_groups_of(tensor, heads, sizes.value_dim)
+    has_columns = match[1] == "out_proj"
     first = 2 * sizes.keys_width if match[1] in _WITH_KEYS else 0
     width = 1 if match[1] in _BY_HEAD else sizes.value_dim
+    if tensor.shape[-1 if has_columns else 0] != first + sizes.num_value_heads * width:
+        return tensor
+    heads = np.arange(sizes.num_value_heads).reshape(-1, sizes.num_key_heads).T.ravel()
+    if has_columns:
+        return column_groups_of(tensor, heads, width)
     rows = first + (heads[:, None] * width + np.arange(width)).ravel()
     return rows_of(tensor, np.concatenate([np.arange(first), rows]))

@@ -381,6 +381,14 @@ def test_heads_that_share_blocks_of_integers_are_decoded(tmp_path: Path) -> None
         np.testing.assert_allclose(found, expected, atol=0.01)
 
 
+def test_recurrent_heads_without_weights_are_refused(tmp_path: Path) -> None:
+    """Sizes of heads in the metadata that would take 64 GiB of row numbers."""
+    write_checkpoint(tmp_path, VARIANTS["qwen3_5"]["config"])
+    write_gguf(tmp_path / "wide.gguf", tmp_path, as_type("F32"), **PLAIN, qwen35__ssm__state_size=(1 << 31) - 1)
+    with pytest.raises(CheckpointError, match=r"linear_attn\.in_proj_qkv.* has shape"):
+        checkpoint_of(resolve_model(str(tmp_path / "wide.gguf")))
+
+
 def test_drafts_of_a_recurrent_gguf_do_not_change_answers(tmp_path: Path) -> None:
     write_with_layers(tmp_path, VARIANTS["qwen3_next"]["config"])
     write_gguf(tmp_path / "drafts.gguf", tmp_path, as_type("F32"), **PLAIN)
