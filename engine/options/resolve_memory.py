@@ -160,9 +160,18 @@ def _fitting(options: OptionValues, config: EngineConfig, model: ModelConfig, st
     least_cache = spec.arena_bytes(math.ceil(min(config.max_model_len, LEAST_TOKENS) / config.block_size))
     can_round = config.ops in ("native", "cuda") and config.quantization == "none" and not stored.integer_bytes
     quantizations = QUANTIZATIONS if can_round else (config.quantization,)
-    numbers = dict.fromkeys((config.data_parallel_size, 1)), quantizations, _batch_sizes(config)
-    for replicas, quantization, max_num_seqs in itertools.product(*numbers):
-        changed = msgspec.structs.replace(_with_batch(config, max_num_seqs), data_parallel_size=replicas, kv_cache_bytes=0)
+    present, slot_bytes = _num_kept_states(config), config.state_bytes // (config.num_states + 1)
+    numbers = dict.fromkeys((config.data_parallel_size, 1)), quantizations, _batch_sizes(config), _halvings(present)
+    for replicas, quantization, max_num_seqs, num_kept in itertools.product(*numbers):
+        num_states = STATES_PER_SEQUENCE * max_num_seqs + num_kept if config.num_states else 0
+        changed = msgspec.structs.replace(
+            config,
+            max_num_seqs=max_num_seqs,
+            num_states=num_states,
+            state_bytes=slot_bytes * (num_states + 1),
+            data_parallel_size=replicas,
+            kv_cache_bytes=0,
+        )
         needs = memory_needs(changed, model, stored.num_bytes(model, config.dtype, quantization))
         room = (available - needs.total) // replicas
         if room < least_cache:
@@ -170,6 +179,7 @@ def _fitting(options: OptionValues, config: EngineConfig, model: ModelConfig, st
         parts = [f"--data-parallel-size {replicas}"] if replicas != config.data_parallel_size else []
         parts += [f"--quantization {quantization}"] if quantization != config.quantization else []
         parts += [f"--max-num-seqs {max_num_seqs}"] if max_num_seqs != config.max_num_seqs else []
+        parts += [f"--state-cache-memory {num_kept * slot_bytes}"] if num_kept != present else []
         cache = min(room, config.kv_cache_bytes)
         if cache < config.kv_cache_bytes:
             num_blocks = int(_SPARE_SHARE * cache) // spec.bytes_per_block - 1
@@ -183,17 +193,16 @@ def _fitting(options: OptionValues, config: EngineConfig, model: ModelConfig, st
 
 def _batch_sizes(config: EngineConfig) -> list[int]:
     """Return the sizes of batches to try: smaller ones only if each sequence needs much memory, for its recurrent states."""
-    return [config.max_num_seqs >> halvings for halvings in range(config.max_num_seqs.bit_length() if config.num_states else 1)]
+    return _halvings(config.max_num_seqs) if config.num_states else [config.max_num_seqs]
 
 
-def _with_batch(config: EngineConfig, max_num_seqs: int) -> EngineConfig:
-    """Return the configuration with another `max_num_seqs`, and as many kept states."""
-    if max_num_seqs == config.max_num_seqs:
-        return config
-    slot_bytes = config.state_bytes // (config.num_states + 1)
-    num_states = config.num_states - STATES_PER_SEQUENCE * (config.max_num_seqs - max_num_seqs)
-    state_bytes = slot_bytes * (num_states + 1)
-    return msgspec.structs.replace(config, max_num_seqs=max_num_seqs, num_states=num_states, state_bytes=state_bytes)
+def _num_kept_states(config: EngineConfig) -> int:
+    return config.num_states - STATES_PER_SEQUENCE * config.max_num_seqs if config.num_states else 0
+
+
+def _halvings(number: int) -> list[int]:
+    """Return a number, its half and so on down to 1."""
+    return [number >> halvings for halvings in range(max(1, number.bit_length()))]
 
 
 # ------------------------------------------------------------------------------------------------------------- auto

@@ -127,3 +127,6 @@ def test_states_count_in_the_memory_of_the_engine() -> None:
     limit = MemoryLimit("the machine", 4 << 30)
     with pytest.raises(TooLargeError, match=r"this would fit: --max-num-seqs 8 \(3.3 GiB\)"):
         check_memory(options, config, record.config, [limit], [])
+    many = replace(config, num_states=96 + 400, state_bytes=497 * 48 * MIB)
+    with pytest.raises(TooLargeError, match=r"this would fit: --state-cache-memory 603979776 \("):
+        check_memory(options, many, record.config, [MemoryLimit("the machine", 11 << 30)], [])
