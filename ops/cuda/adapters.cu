@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(THREADS) adapt(Adapt o) {
     if (rank == 0) return;
     Buffer<T> x = o.x.as<T>(), y = o.y.as<T>();
     long long row = blockIdx.x, row_of_x = row / o.x_divisor;
-    long long begin = static_cast<long long>(slot) * o.slot_numbers + static_cast<long long>(expert) * o.number_step;
+    long long begin = slot * o.slot_numbers + expert * o.number_step;
     int room = (rank + LINE - 1) / LINE * LINE;
     int first = static_cast<int>(static_cast<long long>(warp) * o.num_inputs / WARPS);
     int end = static_cast<int>(static_cast<long long>(warp + 1) * o.num_inputs / WARPS);

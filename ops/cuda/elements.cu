@@ -9,8 +9,6 @@ constexpr int THREADS = 256;
 
 DEVICE long long number_of_thread() { return static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; }
 
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
 // Numbered as ACTIVATIONS in ops/modules.py.
 DEVICE float activated(int activation, float x) {
     switch (activation) {

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(ROUTE_THREADS) route(Route o) {
     for (int i = lane; i < o.num_experts; i += WARP) largest = fmaxf(largest, o.logits[first + i]);
     largest = warp_max(largest);
     for (int i = lane; i < o.num_experts; i += WARP) {
-        scores[i] = o.has_sigmoid ? 1.0f / (1.0f + expf(-o.logits[first + i])) : expf(o.logits[first + i] - largest);
+        scores[i] = o.has_sigmoid ? sigmoid(o.logits[first + i]) : expf(o.logits[first + i] - largest);
         sum += scores[i];
     }
     sum = warp_sum(sum);

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(MOST_THREADS) gate_and_norm(GateAndNorm o) {
     long long row = blockIdx.x, begin = row * o.width + first;
     auto gate_of = [&](int i) {
         if (gates.is_empty()) return 1.0f;
-        float gate = to_float(gates[row * o.gate_stride + o.gate_first + first + i]), share = 1.0f / (1.0f + expf(-gate));
+        float gate = to_float(gates[row * o.gate_stride + o.gate_first + first + i]), share = sigmoid(gate);
         return o.is_sigmoid ? share : gate * share;
     };
     auto input = [&](int i) { return o.is_gated_first ? to_float(x[begin + i]) * gate_of(i) : to_float(x[begin + i]); };

@@ -146,6 +146,8 @@ DEVICE Float8 from_float<Float8>(float x) {
     return {static_cast<uint8_t>(sign | ((rest >> 20) - ((127u - 7u) << 3)))};
 }
 
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
 // -------------------------------------------------------------------------------- sums, always in the same order
 
 // Over all lanes of a warp; each gets the sum.

@@ -1,9 +1,9 @@
 // Operands of each row, and its name in C: `tokamak_<row>(const <Row> *, stream)`, which returns 0 on success.
 //
 // `operands.py` parses this file, so that operands are declared only once: members are a `Buffer` of int, float or bytes, an
-// `Untyped` (elements of the operand `type`), an int or a float, one per line, with a description. The first brackets of a
-// line are its shape, in Python, of the struct's numbers (`_`: any number): results (`out [`) that are not given are
-// allocated with it, and memory with fewer elements is rejected before anything runs.
+// `Untyped` (elements of the operand `type`), an int, a long long or a float, one per line, with a description. The first
+// brackets of a line are its shape, in Python, of the struct's numbers (`_`: any number): results (`out [`) that are not given
+// are allocated with it, and memory with fewer elements is rejected before anything runs.
 #pragma once
 
 #include "platform.h"
@@ -214,7 +214,7 @@ struct Adapt {
     Buffer<float> slots;        // [num_slots, slot_numbers]
     Buffer<int> ranks;          // [num_slots, num_modules]
     int num_slots;
-    int slot_numbers;
+    long long slot_numbers;
     int num_modules;
     int num_rows;
     int num_inputs;
@@ -223,12 +223,12 @@ struct Adapt {
     int first_output;  // of the adapter's
     int num_outputs;
     int index;  // of the module
-    int first_a;
-    int first_b;
-    int index_step;   // from one expert to the next
-    int number_step;  // of its places
-    int num_chosen;   // rows of y for a row with a slot
-    int x_divisor;    // rows of y for a row of x
+    long long first_a;
+    long long first_b;
+    int index_step;         // from one expert to the next
+    long long number_step;  // of its places
+    int num_chosen;         // rows of y for a row with a slot
+    int x_divisor;          // rows of y for a row of x
 };
 
 // Rows of a table that has the weights of a linear: output i is row i.
@@ -270,7 +270,7 @@ struct Convert {
     int type;
     Untyped x;             // [count]
     Buffer<float> floats;  // [count]
-    int count;
+    long long count;
     int is_to_float;
 };
 
@@ -381,7 +381,7 @@ struct ScaleAndAdd {
     Untyped other;  // [count]; empty: none
     Untyped y;      // out [count]
     float factor;
-    int count;
+    long long count;
 };
 
 // x times its factors.

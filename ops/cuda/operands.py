@@ -30,7 +30,7 @@ class Memory(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("count", ctypes.c_longlong)]
 
 
-_NUMBERS: dict[str, Any] = {"int": ctypes.c_int, "float": ctypes.c_float}
+_NUMBERS: dict[str, Any] = {"int": ctypes.c_int, "long long": ctypes.c_longlong, "float": ctypes.c_float}
 _ELEMENTS = {"int": ("int32", 4), "float": ("float32", 4), "unsigned char": ("uint8", 1)}
 _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,

@@ -9,7 +9,6 @@ namespace {
 constexpr int CHANNELS = 128;  // of a block
 constexpr int ROW_BLOCKS = 8;  // that share the rows of a sequence
 
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 // Rows of a sequence in a step: `count` from `first` on, after `replayed` rows of the log. Times count both.
@@ -40,7 +39,7 @@ DEVICE Run run_of(const States &states, int index) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(CHANNELS) convolve(Convolve o) {
+__global__ void __launch_bounds__(CHANNELS, 8) convolve(Convolve o) {
     int channel = blockIdx.y * CHANNELS + threadIdx.x;
     Run run = run_of(o.states, blockIdx.x);
     if (channel >= o.channels || run.is_idle()) return;
@@ -120,16 +119,17 @@ __global__ void __launch_bounds__(WARP) recur(Recur o) {
         long long keys_at = from + (is_delta ? all_keys : all_values) + key_head * dim;
         long long queries_at = from + (is_delta ? 0 : all_values + all_keys) + key_head * dim;
         long long decay_at = number * o.decay_stride + o.decay_first + head * o.num_decays;
-        float of_keys = 0.0f, of_queries = 0.0f, step = 0.0f;
+        auto step_of = [&](int i) {
+            float step = softplus(to_float(inputs[decay_at + i]) + o.biases[head * o.num_decays + i]);
+            return is_delta ? step : fminf(o.most, fmaxf(o.least, step));
+        };
+        float of_keys = 0.0f, of_queries = 0.0f, step = is_by_key ? 0.0f : step_of(0);
         __syncthreads();  // the last row's were read
         for (int i = lane; i < dim; i += WARP) {
             float key = to_float(x[keys_at + i]), query = to_float(x[queries_at + i]);
             keys[i] = key, queries[i] = query;
             of_keys = fmaf(key, key, of_keys), of_queries = fmaf(query, query, of_queries);
-            float bias = o.biases[head * o.num_decays + (is_by_key ? i : 0)];
-            step = softplus(to_float(inputs[decay_at + (is_by_key ? i : 0)]) + bias);
-            if (!is_delta) step = fminf(o.most, fmaxf(o.least, step));
-            decays[i] = expf(rate * step);
+            decays[i] = expf(rate * (is_by_key ? step_of(i) : step));
         }
         if (is_delta) {
             float key_factor = 1.0f / sqrtf(warp_sum(of_keys) + o.epsilon);
@@ -153,8 +153,6 @@ __global__ void __launch_bounds__(WARP) recur(Recur o) {
                 result = fmaf(queries[i], held, result);
             }
         } else {
-            float bias = o.biases[head];
-            step = fminf(o.most, fmaxf(o.least, softplus(to_float(inputs[decay_at]) + bias)));
             delta = value * step;
             for (int i = 0; i < dim; ++i) {
                 float &held = state[i * WARP + lane];
