@@ -108,6 +108,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 MULTIPROCESSORS, CAPABILITY_MAJOR, CAPABILITY_MINOR = 16, 75, 76
 MAX_DYNAMIC_SHARED_BYTES = 8  # CUfunction_attribute
 _FOR_ALL_CONTEXTS = 1  # CU_MEMHOSTREGISTER_PORTABLE
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 _Error = TypeVar("_Error", bound=Exception)
 
 
@@ -131,11 +132,15 @@ class DriverLibrary:
         for name, arguments in SIGNATURES.items():
             if (function := getattr(self.library, name, None)) is not None:  # an old driver lacks some
                 function.argtypes = arguments
-        self.call("cuInit", 0)
+        code = self.library.cuInit(0)
+        self._has_cards = code != _NO_DEVICE  # none may be visible
+        if code and self._has_cards:
+            raise error(f"cuInit: {self.error_name(code)}")
 
     def cards(self) -> list[CardInfo]:
         """Return the cards that this process may use, without creating a context, which takes memory of a card."""
-        return [self.info_of(self.made("cuDeviceGet", card)) for card in range(self.made("cuDeviceGetCount"))]
+        count = self.made("cuDeviceGetCount") if self._has_cards else 0
+        return [self.info_of(self.made("cuDeviceGet", card)) for card in range(count)]
 
     def call(self, name: str, *arguments: Any) -> None:
         function = getattr(self.library, name, None)

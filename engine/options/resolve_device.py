@@ -175,7 +175,11 @@ def _too_few(asked: str, num_ranks: int) -> str:
 
 
 def _fewer_ranks(count: int) -> str:
-    return f"use at most {max(count, 1)}, or make more devices visible"
+    return (
+        f"use at most {count}, or make more devices visible"
+        if count
+        else "make some visible (CUDA_VISIBLE_DEVICES), or use --device cpu"
+    )
 
 
 def has_node(nodes: tuple[str, ...] = GPU_NODES) -> bool:

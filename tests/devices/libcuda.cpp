@@ -67,7 +67,10 @@ struct Access {
 
 extern "C" {
 
-int cuInit(unsigned) { return 0; }
+int cuInit(unsigned) {
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    return visible != nullptr && visible[0] == 0 ? NO_DEVICE : 0;
+}
 int cuDeviceGetCount(int *count) {
     REFUSE
     *count = 2;

@@ -12,6 +12,7 @@ import pytest
 
 from engine.errors import StartError
 from engine.supervisor.device_arenas import device_arenas
+from shm.cuda_driver import DriverLibrary
 from shm.device_memory import DeviceMemory
 from shm.errors import SharedMemoryError
 from tests.devices.persistent_arena_worker import NUM_BYTES, run_worker
@@ -79,6 +80,11 @@ def test_unshared_memory_is_noted_once(driver: str, call: str, monkeypatch: pyte
     (note,) = notes
     assert note.startswith("KV cache of GPU 0, 1 ends with its worker: the driver cannot share memory between processes ")
     assert f"({call}: CUDA_ERROR_NOT_SUPPORTED); " in note
+
+
+def test_driver_without_visible_cards(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert DriverLibrary(driver, SharedMemoryError).cards() == []
 
 
 def test_missing_driver_is_named(tmp_path: Path) -> None:
