@@ -40,7 +40,19 @@ def pairwise(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         tests[item.nodeid.partition("[")[0]].append(item)
     left_out: set[pytest.Item] = set()
     for cases in tests.values():
-        values = [tuple(map(id, case.callspec.params.values())) for case in cases if hasattr(case, "callspec")]
-        if values and len(values[0]) > 2:  # fixtures may have the same values as lists, in whatever order
+        values = [_values(case) for case in cases]
+        if len(values[0]) > 2:
             left_out |= {*cases} - {cases[index] for index in cover_pairs(values)}
     return [item for item in items if item not in left_out]
+
+
+def _values(item: pytest.Item) -> tuple[Hashable, ...]:
+    """Return a case's value of each list. A row of a table of several parameters is one value; so is a fixture's."""
+    if not hasattr(item, "callspec"):
+        return ()
+    left = {name: id(value) for name, value in item.callspec.params.items()}  # they come from lists, so ids tell them apart
+    lists = []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].replace(",", " ").split() if isinstance(mark.args[0], str) else mark.args[0]
+        lists.append(tuple(left.pop(name) for name in names))
+    return (*lists, *left.values())
