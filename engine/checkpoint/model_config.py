@@ -166,7 +166,8 @@ def _model_config(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
     """Read a configuration. In vision models the text model's options are within `text_config`, or beside the rest."""
     family = _family(options)
     stored = options.within("text_config") if options.values.get("text_config") else options
-    text = stored.with_defaults({name: stored.values.get(other) for other, name in family.other_option_names.items()})
+    others = {name: stored.values.get(other) for other, name in family.other_option_names.items()}
+    text = stored.with_defaults({name: value for name, value in others.items() if value is not None})
     if defaults := family.text_defaults(text):
         text = text.with_defaults(defaults)
     biases = family.biases(text)

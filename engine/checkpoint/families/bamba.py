@@ -9,7 +9,7 @@ from engine.checkpoint.activations import read_activation
 from engine.checkpoint.families import mamba_in_gguf
 from engine.checkpoint.families.experts import layer_indexes
 from engine.checkpoint.families.family import Biases, Family, NormNames
-from engine.checkpoint.families.recurrence import MAMBA_NAMES, Recurrence, read_mamba, state_spaces
+from engine.checkpoint.families.recurrence import MAMBA_NAMES, UNUSED_MAMBA_OPTIONS, Recurrence, read_mamba, state_spaces
 from engine.checkpoint.json_fields import JsonOptions
 
 
@@ -24,13 +24,11 @@ class Bamba(Family):
     recurrent_module = "mamba"
     norm_names = NormNames(inner="pre_ff_layernorm")
     has_partial_rotary = True
-    harmless_options = frozenset(
-        (
-            *("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"),
-            *("partial_rotary_factor", "attn_rotary_emb"),  # transformers rotates half of each head
-            *("layer_types", "layers_block_type"),  # made of `attn_layer_indices`
-        )
-    )
+    harmless_options = UNUSED_MAMBA_OPTIONS | {
+        *("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"),
+        *("partial_rotary_factor", "attn_rotary_emb"),  # transformers rotates half of each head
+        *("layer_types", "layers_block_type"),  # made of `attn_layer_indices`
+    }
     num_kv_heads = 8
     rms_norm_eps = 1e-5
 

@@ -8,7 +8,14 @@ from typing import Any
 from engine.checkpoint.activations import read_activation
 from engine.checkpoint.families import mamba_in_gguf
 from engine.checkpoint.families.family import Biases, Family, Multipliers, NormNames
-from engine.checkpoint.families.recurrence import MAMBA_NAMES, Mamba, Recurrence, state_spaces, time_step_limits
+from engine.checkpoint.families.recurrence import (
+    MAMBA_NAMES,
+    UNUSED_MAMBA_OPTIONS,
+    Mamba,
+    Recurrence,
+    state_spaces,
+    time_step_limits,
+)
 from engine.checkpoint.json_fields import JsonOptions
 
 _NUM_FACTORS = 5  # of gates, x, B, C and time steps
@@ -22,12 +29,10 @@ class FalconH1(Family):
     model = "workers.models.falcon_h1:FalconH1"
     norm_names = NormNames(inner="pre_ff_layernorm")
     recurrent_module = "mamba"
-    harmless_options = frozenset(
-        (
-            *("mamba_chunk_size", "num_logits_to_keep", "mamba_use_mlp", "mlp_expansion_factor", "expansion_factor"),
-            *("layer_types", "layers_block_type"),  # all alike
-        )
-    )
+    harmless_options = UNUSED_MAMBA_OPTIONS | {
+        *("mamba_chunk_size", "num_logits_to_keep", "mamba_use_mlp", "mlp_expansion_factor", "expansion_factor"),
+        *("layer_types", "layers_block_type"),  # all alike
+    }
     num_kv_heads = 8
     rms_norm_eps = 1e-5
 

@@ -11,7 +11,14 @@ from engine.checkpoint.activations import read_activation
 from engine.checkpoint.families import mamba_in_gguf
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.families.granitemoe import GraniteMoeShared
-from engine.checkpoint.families.recurrence import MAMBA_NAMES, Recurrence, read_mamba, recurrent_layers, state_spaces
+from engine.checkpoint.families.recurrence import (
+    MAMBA_NAMES,
+    UNUSED_MAMBA_OPTIONS,
+    Recurrence,
+    read_mamba,
+    recurrent_layers,
+    state_spaces,
+)
 from engine.checkpoint.json_fields import JsonOptions
 
 _SUPPORTED = {"normalization_function": "rmsnorm"}
@@ -29,7 +36,7 @@ class GraniteMoeHybrid(GraniteMoeShared):
     mlp_name = "mlp.shared_experts"
     recurrent_module = "mamba"
     other_option_names = MappingProxyType({"layers_block_type": "layer_types"})
-    harmless_options = frozenset(("mamba_chunk_size", "init_method"))
+    harmless_options = UNUSED_MAMBA_OPTIONS | {"mamba_chunk_size", "init_method"}
 
     def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
         attending = mamba_in_gguf.are_attending(options, num_layers)

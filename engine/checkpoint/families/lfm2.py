@@ -35,9 +35,12 @@ class Lfm2(Family):
     has_head_norm = True
     recurrent_module = "conv"
     head_norm_names = ("q_layernorm", "k_layernorm")
-    other_option_names = MappingProxyType({"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"})
-    harmless_options = frozenset(
-        ("conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_use_swiglu", "block_use_xavier_init")
+    other_option_names = MappingProxyType({"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"})
+    harmless_options = frozenset(  # transformers does not read them either
+        (
+            *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_use_swiglu", "block_use_xavier_init", "block_dim"),
+            *("block_mlp_init_scale", "block_out_init_scale", "block_norm_eps", "num_heads", "theta", "use_pos_enc"),
+        )
     )
     num_kv_heads = 8
     rms_norm_eps = 1e-5
@@ -55,6 +58,7 @@ class Lfm2(Family):
 
     def text_defaults(self, text: JsonOptions) -> Mapping[str, Any]:
         """Return the MLPs' width, which transformers computes from the one in config.json."""
+        self.check_names(text)
         width, step = text.count("intermediate_size", 12_288), text.count("block_multiple_of", 256)
         factor = text.number("block_ffn_dim_multiplier", 1.0, above=0)
         if text.flag("block_auto_adjust_ff_dim", True):
@@ -62,6 +66,12 @@ class Lfm2(Family):
             if text.values.get("block_ffn_dim_multiplier", factor) is not None:
                 width = -(-int(factor * width) // step) * step
         return {"adjusted_intermediate_size": width}
+
+    def check_names(self, text: JsonOptions) -> None:
+        """Refuse two names of an option with different values: which one counts depends on the version of transformers."""
+        for other, name in self.other_option_names.items():
+            if text.values.get(other) not in (None, text.values.get(name)):
+                raise text.error(other, f"{text.values[other]!r} should be {name}, which is {text.values[name]!r}")
 
     def recurrence(self, options: JsonOptions, num_layers: int) -> Recurrence | None:
         with_attention = options.values.get("full_attn_idxs")
@@ -77,8 +87,10 @@ class Lfm2Moe(Lfm2):
     gguf_name = "lfm2moe"
     class_names = ("Lfm2MoeForCausalLM",)
     mlp_width_name = "intermediate_size"
+    other_option_names = MappingProxyType({"tie_embedding": "tie_word_embeddings"})
 
     def text_defaults(self, text: JsonOptions) -> Mapping[str, Any]:
+        self.check_names(text)
         return {"intermediate_size": 7168}
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:

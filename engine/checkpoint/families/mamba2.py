@@ -9,7 +9,7 @@ from typing import Any
 from engine.checkpoint.activations import read_activation
 from engine.checkpoint.families import mamba_in_gguf
 from engine.checkpoint.families.family import Family, NormNames
-from engine.checkpoint.families.recurrence import MambaNames, Recurrence, read_mamba, state_spaces
+from engine.checkpoint.families.recurrence import UNUSED_MAMBA_OPTIONS, MambaNames, Recurrence, read_mamba, state_spaces
 from engine.checkpoint.json_fields import JsonOptions
 
 _NAMES = MambaNames(
@@ -28,17 +28,7 @@ class Mamba2(Family):
     recurrent_module = "mamba"
     norm_names = NormNames(input="norm", inner="")
     has_rotary = False
-    harmless_options = frozenset(
-        (
-            "chunk_size",
-            "residual_in_fp32",
-            "time_step_rank",
-            "time_step_min",
-            "time_step_max",
-            "time_step_floor",
-            "norm_before_gate",
-        )
-    )
+    harmless_options = UNUSED_MAMBA_OPTIONS | {"chunk_size", "residual_in_fp32", "norm_before_gate", "rms_norm"}
     rms_norm_eps = 1e-5
 
     def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class NemotronH(Family):
             *("time_step_limit", "time_step_max", "time_step_floor", "time_step_rank", "rms_norm_eps", "residual_in_fp32"),
             *("mamba_dt_max", "mamba_dt_limit", "mamba_dt_init_floor", "attention_head_dim", "num_logits_to_keep"),
             *("n_shared_experts", "moe_shared_expert_overlap", "num_nextn_predict_layers", "mtp_layers_block_type"),
-            *("mtp_hybrid_override_pattern", "hybrid_override_pattern", "norm_eps"),
+            *("mtp_hybrid_override_pattern", "hybrid_override_pattern", "norm_eps", "num_query_groups"),
         )
     )
     num_kv_heads = 8

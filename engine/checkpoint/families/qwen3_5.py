@@ -22,7 +22,8 @@ class Qwen3_5(Qwen3Next):
     class_names: tuple[str, ...] = ("Qwen3_5ForCausalLM",)
     num_kv_heads = 4
     has_joined_inputs = False
-    harmless_options = frozenset(("mrope_section", "mrope_interleaved"))  # without pictures, all three positions are equal
+    # without pictures, all three positions are equal; states are float32 in any case
+    harmless_options = frozenset(("mrope_section", "mrope_interleaved", "mamba_ssm_dtype"))
     unused_tensors = r"^(model\.)?visual\."
 
     def num_draft_layers(self, options: JsonOptions) -> int:

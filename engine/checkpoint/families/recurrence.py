@@ -13,6 +13,8 @@ from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.recurrent_layer import RecurrentLayer
 
 MAX_KERNEL = 16  # positions that a convolution reads; the native op takes as many
+# of training and of other implementations: transformers computes the same with any value
+UNUSED_MAMBA_OPTIONS = frozenset(f"time_step_{name}" for name in ("min", "max", "floor", "rank", "init_scheme", "scale"))
 # names of kinds in older files
 _OLDER_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
@@ -76,7 +78,8 @@ class Recurrence(msgspec.Struct, frozen=True):
 
 def gated_delta(options: JsonOptions, num_layers: int) -> Recurrence | None:
     """Read Qwen3-Next's recurrent layers: three of four, or those that `layer_types` names; None: there are none."""
-    options.check_supported({"hidden_act": "silu"})  # the convolutions have this activation too
+    # the convolutions have the MLPs' activation
+    options.check_supported({"hidden_act": "silu", "attn_output_gate": True, "output_gate_type": "swish"})
     key_heads = options.count("linear_num_key_heads", 16)
     value_heads = options.count("linear_num_value_heads", 32)
     if value_heads % key_heads:

@@ -451,6 +451,9 @@ def test_hostile_values_are_refused_or_read(directory: Path) -> None:
         ("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "alpha": 1e308}}, r"alpha: 1e\+308 with rope_theta"),
         ("mamba2", {"time_step_limit": [0, {"__float__": []}]}, "time_step_limit: .* should be two numbers"),
         ("mamba2", {"time_step_limit": "0.1"}, "time_step_limit: '0.1' should be two numbers"),
+        ("lfm2", {"block_ff_dim": 40}, "block_ff_dim: 40 should be intermediate_size, which is 72"),
+        ("lfm2", {"tie_word_embeddings": True, "tie_embedding": False}, "tie_embedding: False should be tie_word_embeddings"),
+        ("qwen3_5", {"attn_output_gate": False}, "attn_output_gate: False is not supported"),
         ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported"),
         ("lfm2", {"conv_L_cache": MAX_KERNEL + 1}, "conv_L_cache: 17 should be an integer of at most 16"),
     ],
@@ -460,6 +463,27 @@ def test_wrong_values_of_families_are_named(family: str, changes: dict[str, Any]
     config = {name: value for name, value in config.items() if name != "rope_parameters"}
     with pytest.raises(CheckpointError, match=message):
         read(directory, config | changes)
+
+
+@pytest.mark.parametrize(
+    ("family", "published"),
+    [
+        (
+            "qwen3_5",
+            {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "output_gate_type": "swish", "mlp_only_layers": []},
+        ),
+        ("lfm2", {"block_dim": 48, "block_norm_eps": 1e-5, "block_mlp_init_scale": 1.0, "num_heads": 4, "use_pos_enc": True}),
+        ("lfm2", {"intermediate_size": None, "block_ff_dim": 72, "tie_embedding": True, "theta": 1e6}),
+        ("falcon_h1", {"time_step_floor": 1e-4, "time_step_max": 0.1, "time_step_min": 1e-3, "time_step_rank": "auto"}),
+        ("mamba2", {"rms_norm": True, "time_step_init_scheme": "random", "time_step_scale": 1.0, "time_step_rank": 256}),
+        ("nemotron_h", {"num_query_groups": 8, "time_step_rank": 256, "rms_norm_eps": 1e-5}),
+    ],
+)
+def test_options_of_published_recurrent_models_are_known(family: str, published: dict[str, Any], directory: Path) -> None:
+    config = VARIANTS[family]["config"]
+    plain, found = read(directory, config), read(directory, config | published)
+    assert found.unknown_options == {}
+    assert (found.intermediate_size, found.tie_word_embeddings) == (plain.intermediate_size, plain.tie_word_embeddings)
 
 
 @pytest.mark.parametrize("family", ["kimi_linear", "nemotron_h"])
