@@ -244,6 +244,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     disable_chunked_mm_input: bool = False  # no chunk ends inside an image
     mm_chunk_tokens: int = 0  # target size of chunks of prompts with media; 0: max_num_batched_tokens
 
+    # cluster
+    cluster_listen: str = ""  # host:port at which routers reach this engine; empty: none
+    cluster_key_file: str = ""  # empty: connections are neither encrypted nor authenticated
+    max_engines: int = 0  # places of a router: replicas of its engines together; 0: this is an engine
+    engines: str = ""  # path of the file with the addresses of a router's engines
+    namespace: str = ""  # of all engines of a router (`engine/cluster/namespace.py`)
+    namespace_facts: str = ""  # what it is made of, as text
+    peer_silence_s: float = 1.0  # without a message, after which an engine gets no new requests
+    peer_timeout_s: float = 3.0  # without a message, after which an engine counts as dead
+    drain_timeout_s: float = 300.0  # that streams of an engine which left the list may continue there
+
     # HTTP
     host: str
     port: int
@@ -280,6 +291,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def has_cache_on_host(self) -> bool:
         """Whether the KV arena holds keys and values; otherwise only block marks."""
         return self.device == "cpu"
+
+    @property
+    def is_router(self) -> bool:
+        """Whether this is a router: engines elsewhere have the model."""
+        return self.max_engines > 0
+
+    @property
+    def has_link(self) -> bool:
+        """Whether an actor talks to other machines: to the engines of a router, or to the routers of an engine."""
+        return self.is_router or bool(self.cluster_listen)
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas between which tokenizers choose: an engine's own, or the places of a router."""
+        return self.max_engines or self.data_parallel_size
 
     @property
     def num_ranks(self) -> int:

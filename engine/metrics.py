@@ -218,6 +218,17 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("helper_jobs_refused_total", "counter", "jobs", "Jobs rejected because too many waited (429)."),
         Metric("helper_jobs_cancelled_total", "counter", "jobs", "Jobs dropped because their request had ended."),
     ),
+    "link": (
+        *(
+            Metric("router_engines", "gauge", "engines", "Engines of a router, by state.", (("state", state),))
+            for state in ("ready", "quiet", "gone")
+        ),
+        Metric("link_peers", "gauge", "routers", "Routers that are connected to this engine."),
+        Metric("link_open_sequences", "gauge", "sequences", "Open sequences of routers."),
+        Metric("link_received_bytes_total", "counter", "bytes", "Bytes received from other machines."),
+        Metric("link_sent_bytes_total", "counter", "bytes", "Bytes sent to other machines."),
+        Metric("link_sessions_ended_total", "counter", "sessions", "Sessions with a router or an engine that ended."),
+    ),
     "scheduler": (
         Metric("num_requests_running", "gauge", "samples", "Sequences in the batch."),
         Metric("num_requests_waiting", "gauge", "samples", "Waiting sequences."),

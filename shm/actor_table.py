@@ -69,6 +69,10 @@ class ActorRow:
         """Number of the actor's life, from 1."""
         return self._view.word("epoch")
 
+    def advance_epoch(self) -> None:
+        """Begin the next life of an actor without a process: a place of a router. Called by the link."""
+        self._view.set_word("epoch", self.epoch + 1)
+
     @property
     def pid(self) -> int:
         """Process id; 0 until the life of this epoch has started."""

@@ -61,6 +61,11 @@ class FingerprintSet:
     def __contains__(self, fingerprint: int) -> bool:
         return self._find(fingerprint) >= 0
 
+    def all(self) -> set[int]:
+        """Return all fingerprints; one that is being moved may be missing."""
+        words = self.segment.buffer[HEADER_BYTES:].cast("Q")
+        return set(words) - {0}
+
     def close(self) -> None:
         self.segment.close()
 

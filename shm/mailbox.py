@@ -80,6 +80,10 @@ class Mailbox:
         or, in a rare race, within 100 ms."""
         return wait_in_slices(self._reader, timeout_ns, self.spin_ns)
 
+    def hold(self, sender: str, is_held: bool) -> None:
+        """Leave the records of a sender in its ring, or take them again: a full ring is then the sender's concern."""
+        self._reader.hold(self.senders.index(sender), is_held)
+
     @property
     def num_late_wakes(self) -> int:
         """Sleeps that timed out although a record was there: its sender died or was delayed between publishing and waking."""

@@ -14,6 +14,8 @@ from types import ModuleType
 
 COMMANDS = {
     "serve": ("tools.serving", "start the engine and serve a model over HTTP"),
+    "router": ("tools.router", "serve the model of many engines at one address"),
+    "key": ("tools.key", "make the secret key of a cluster"),
     "top": ("tools.top.command", "monitor an engine that runs, hangs or died"),
     "ctl": ("tools.ctl", "inspect and control an engine"),
     "trace": ("tools.trace.command", "record a trace of all actors for Perfetto"),

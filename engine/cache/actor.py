@@ -44,8 +44,8 @@ class CacheActor(Actor):
         given = context.config.kv_events_endpoint
         endpoint = endpoint_of(context.name, given) if given else context.run.kv_events_endpoint(context.name)
         self._publisher = KvEventPublisher(endpoint, context.counter("kv_events_total"))
-        self._prefixes: FingerprintWriter | None = None  # for routing by tokenizers, if there are several replicas
-        if context.config.data_parallel_size > 1:
+        self._prefixes: FingerprintWriter | None = None  # for routing by tokenizers and routers, if there is a choice
+        if context.config.data_parallel_size > 1 or context.config.has_link:
             self._prefixes = FingerprintWriter(Segment.attach(segment_name(context.run.run_id, KIND, context.name)))
         self._to_scheduler = BackloggedOutbox(context.outbox(context.scheduler).send_bytes)
         self._to_scheduler.post(Hello(context.name, context.epoch))

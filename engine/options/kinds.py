@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from engine.cluster.membership import parse_address
+
 MAX_WHOLE = 1 << 53  # numbers up to here are exact in JSON too
 _BYTE_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
@@ -99,6 +101,15 @@ def _time(unit: str, least: float, most: float) -> Kind:
         return _bounded(value, least, most)
 
     return Kind(unit.upper(), parse, show=lambda value: f"{value:g}")
+
+
+def address() -> Kind:
+    """A host and a port, such as 10.0.0.1:9100; empty: none."""
+
+    def parse(text: str) -> str:
+        return str(parse_address(text)) if text else ""
+
+    return Kind("HOST:PORT", parse)
 
 
 def gibibytes(least: float, most: float) -> Kind:

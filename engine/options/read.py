@@ -61,10 +61,10 @@ def read_options(
     if model is not None:
         command_line["model"] = model
     if config_path is not None:
-        _take_file(found, Path(config_path))
-    _take_environment(found, environment)
+        take_file(found, Path(config_path))
+    take_environment(found, environment)
     for key, value in command_line.items():
-        _take(found, key, value, f"--{key.replace('_', '-')}")
+        take(found, key, value, f"--{key.replace('_', '-')}")
     return found
 
 
@@ -87,7 +87,7 @@ def make_parser() -> ArgumentParser:
     for title, options in GROUPS.items():
         group = parser.add_argument_group(title)
         for option in options:
-            _add_argument(group, option)
+            add_argument(group, option)
     kind: dict[str, Any]
     for key in OTHER_HOSTS:
         kind = {"action": argparse.BooleanOptionalAction} if key in FLAGS else {"nargs": "?", "const": ""}
@@ -109,7 +109,7 @@ class _ShowFlags(argparse.Action):
         parser.exit()
 
 
-def _add_argument(group: argparse._ArgumentGroup, option: Option) -> None:
+def add_argument(group: argparse._ArgumentGroup, option: Option) -> None:
     shown = option.help.replace("%", "%%")
     if option.kind.is_flag:
         group.add_argument(
@@ -127,15 +127,15 @@ def _add_argument(group: argparse._ArgumentGroup, option: Option) -> None:
     group.add_argument(*names, metavar=option.kind.metavar, help=shown, **kind)
 
 
-def _take_file(found: OptionValues, path: Path) -> None:
+def take_file(found: OptionValues, path: Path, options: Mapping[str, Option] = OPTIONS) -> None:
     for name, value in _read_file(path).items():
         key = str(name).replace("-", "_")
-        if key.startswith("no_") and key[3:] in OPTIONS and OPTIONS[key[3:]].kind.is_flag and isinstance(value, bool):
+        if key.startswith("no_") and key[3:] in options and options[key[3:]].kind.is_flag and isinstance(value, bool):
             key, value = key[3:], not value
-        if key not in OPTIONS and key not in OTHER_HOSTS and key not in VLLM_FLAGS:
+        if key not in options and key not in OTHER_HOSTS and key not in VLLM_FLAGS:
             raise OptionError(f"{path}: unknown option {name}{_suggestion(key, '-')}")
         if value is not None:
-            _take(found, key, value, f"{path}: {name}")
+            take(found, key, value, f"{path}: {name}", options)
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -154,31 +154,33 @@ def _read_file(path: Path) -> dict[str, Any]:
     return content
 
 
-def _take_environment(found: OptionValues, environment: Mapping[str, str]) -> None:
+def take_environment(
+    found: OptionValues, environment: Mapping[str, str], options: Mapping[str, Option] = OPTIONS
+) -> None:
     for variable, key in FOREIGN_VARIABLES.items():
-        if environment.get(variable):
-            _take(found, key, environment[variable], variable)
+        if environment.get(variable) and key in options:
+            take(found, key, environment[variable], variable, options)
     for variable, value in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in (*TOOL_VARIABLES, f"{ENVIRONMENT_PREFIX}CONFIG"):
             continue
         key = variable[len(ENVIRONMENT_PREFIX) :].lower()
-        if key in OPTIONS or key in OTHER_HOSTS or key in VLLM_FLAGS:
-            _take(found, key, value, variable)
-        else:
+        if key in options or key in OTHER_HOSTS or key in VLLM_FLAGS:
+            take(found, key, value, variable, options)
+        elif key not in OPTIONS:
             found.notes.append(f"ignored environment variable {variable}: unknown option{_suggestion(key, '_', str.upper)}")
 
 
-def _take(found: OptionValues, key: str, value: Any, source: str) -> None:
+def take(found: OptionValues, key: str, value: Any, source: str, options: Mapping[str, Option] = OPTIONS) -> None:
     """Check one value, a text or a value from a YAML file, and store it."""
     if key in OTHER_HOSTS:
         if value is not False:
             refuse_other_hosts(key, "" if value is True else _shortened(value), source)
         return
-    if key not in OPTIONS:
+    if key not in options:
         key = take_flag(key, value, source, found.notes)
-        if not key:
+        if key not in options:
             return
-    kind = OPTIONS[key].kind
+    kind = options[key].kind
     value = translated(key, value, source, found.notes) if not isinstance(value, (list, dict)) else value
     parts = value if isinstance(value, list) else [value]
     if isinstance(value, dict) or (len(parts) != 1 and not kind.is_list):

@@ -26,7 +26,6 @@ from engine.checkpoint.record import ModelRecord
 from engine.checkpoint.stored_weights import StoredWeights
 from engine.config import EngineConfig, PoolingConfig
 from engine.errors import CheckpointError, OptionError, TooLargeError
-from engine.keys import key_digest
 from engine.kv_groups import KvGroup, longest_sequence, num_moving, num_pages
 from engine.options.idle import note_idle
 from engine.options.resolve_captures import resolve_captures
@@ -41,7 +40,8 @@ from engine.options.resolve_device import (
 from engine.options.resolve_drafts import check_drafts, choose_drafts
 from engine.options.resolve_encoder import resolve_encoder
 from engine.options.resolve_files import with_files, with_revision
-from engine.options.resolve_http import resolve_http
+from engine.options.resolve_cluster import resolve_cluster
+from engine.options.resolve_http import resolve_http, resolve_keys
 from engine.options.resolve_lora import resolve_lora
 from engine.options.resolve_media import resolve_media
 from engine.options.resolve_memory import LEAST_TOKENS, affordable_cache_bytes, check_memory, note_quantization
@@ -254,7 +254,6 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
         elif checks_memory:
             check_card(card_bytes, needs, kv_cache.arena_bytes(num_kv_blocks))
     note_idle(options, model, device, is_cache_asked=is_cache_asked(values), is_card_known=is_card_filled)
-    _check_key_priorities(values["api_key_priority"], values["api_key"])
     _check_draft_budget(values["speculative_config"].max_drafts, values["max_num_batched_tokens"])
     chat_template = _template(values["chat_template"])
     if values["log_requests"] and values["log_level"] in ("warning", "error"):
@@ -311,9 +310,8 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
         num_max_dispatch_tokens_per_rank=resolve_dispatch_rows(options),
         run_id=run_id,
         run_dir=run_dir,
-        api_key=tuple(map(key_digest, values["api_key"])),
-        api_key_priority=tuple((key_digest(key), priority) for key, priority in values["api_key_priority"]),
-        admin_key=key_digest(values["admin_key"]),
+        **resolve_keys(values),
+        **resolve_cluster(values),
         **{key: values[key] for key in _SAME},
         **{f"{key}_s": values[key] for key in _SECONDS},
         max_step_time_ms=values["max_step_time"],
@@ -528,15 +526,3 @@ def _kernels(options: OptionValues, ops: str, kv_cache_dtype: str, choose: Choos
     if asked != "auto":
         raise OptionError(f"--cpu-kernels {asked} needs native ops, but the ops are {ops}; remove it")
     return {}
-
-
-def _check_key_priorities(priorities: tuple[tuple[str, int], ...], keys: tuple[str, ...]) -> None:
-    """Check keys with priorities. Messages do not contain keys, because they end up in logs."""
-    for number, (key, priority) in enumerate(priorities, 1):
-        if key not in keys:
-            raise OptionError(
-                f"--api-key-priority: key {number}, with priority {priority}, is not one of the {len(keys)} keys in "
-                "--api-key; add it there or remove it here"
-            )
-    if len(dict(priorities)) < len(priorities):
-        raise OptionError("--api-key-priority: a key is given twice; give each key one priority")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
+from engine.keys import key_digest
 from engine.options.table import OptionValues
 from engine.process.run_directory import API_NAME
 
@@ -29,6 +30,28 @@ def resolve_http(options: OptionValues, run_dir: str) -> dict[str, Any]:
     files = {key: values[key] for key in ("ssl_keyfile", "ssl_certfile")}
     _check_certificate(**files)
     return {"root_path": root_path, "uds": uds, **files}
+
+
+def resolve_keys(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the digests of the keys that clients send. Raises OptionError for a priority of an unknown key."""
+    _check_key_priorities(values["api_key_priority"], values["api_key"])
+    return {
+        "api_key": tuple(map(key_digest, values["api_key"])),
+        "api_key_priority": tuple((key_digest(key), priority) for key, priority in values["api_key_priority"]),
+        "admin_key": key_digest(values["admin_key"]),
+    }
+
+
+def _check_key_priorities(priorities: tuple[tuple[str, int], ...], keys: tuple[str, ...]) -> None:
+    """Check keys with priorities. Messages do not contain keys, because they end up in logs."""
+    for number, (key, priority) in enumerate(priorities, 1):
+        if key not in keys:
+            raise OptionError(
+                f"--api-key-priority: key {number}, with priority {priority}, is not one of the {len(keys)} keys in "
+                "--api-key; add it there or remove it here"
+            )
+    if len(dict(priorities)) < len(priorities):
+        raise OptionError("--api-key-priority: a key is given twice; give each key one priority")
 
 
 def _check_certificate(ssl_keyfile: str, ssl_certfile: str) -> None:

@@ -17,6 +17,7 @@ from engine.config import MAX_LOGPROBS, MAX_LORA_RANK, MAX_LORAS, EplbConfig, Sp
 from engine.options.eplb_config import parse_eplb_config
 from engine.options.kinds import (
     Kind,
+    address,
     choice,
     choice_or_plugin,
     count,
@@ -548,6 +549,20 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             whole(1, 1 << 26),
             None,
             "tokens per replica in the encoder cache; default: the largest image, at least 16384",
+        ),
+    ),
+    "cluster": (
+        Option(
+            "cluster-listen",
+            address(),
+            "",
+            "address at which `tokamak router` reaches this engine, such as 10.0.0.1:9100; default: no router can",
+        ),
+        Option(
+            "cluster-key-file",
+            path("FILE"),
+            "",
+            "secret key of the cluster (`tokamak key FILE`), needed for every address except a loopback one",
         ),
     ),
     "HTTP": (

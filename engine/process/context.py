@@ -19,7 +19,7 @@ from engine.process.events import EventSender
 from engine.process.outbox import Outbox
 from engine.process.run_directory import Run
 from engine.process.segments import ADAPTERS, ENCODER, STATES, encoder_bytes_of, slab_bytes_of
-from engine.process.topology import CACHE, SCHEDULER, SUPERVISOR, actors_of, index_of, partner_of, readers_of, role_of
+from engine.process.topology import CACHE, SCHEDULER, SUPERVISOR, actors_of, index_of, partner_of, readers_of, ring_of, role_of
 from engine.process.tracer import Tracer
 from shm.counters import ActorRow, Cell, Counters, HistogramCells, State
 from shm.encoder_arena import EncoderArena
@@ -76,11 +76,15 @@ class ActorContext:
         if outbox is None:
             outbox = self._outboxes[receiver] = Outbox(
                 receiver,
-                MailboxSender.attach(self.run.run_id, receiver, self.name, self.epoch),
+                self._sender_to(receiver),
                 self.counter("messages_sent_total"),
                 self.counter("ring_full_total"),
             )
         return outbox
+
+    def _sender_to(self, receiver: str) -> MailboxSender:
+        mailbox, ring = ring_of(self.name, receiver, self._names)
+        return MailboxSender.attach(self.run.run_id, mailbox, ring, self.epoch)
 
     def counter(self, name: str, **labels: str) -> Cell:
         """Return this actor's cell of the counter or gauge `name`."""
@@ -91,8 +95,9 @@ class ActorContext:
         return self.counters.histogram(name, self.name, **labels)
 
     def peer_epoch(self, name: str) -> int:
-        """Return the current epoch of `name`; 0: it was never started."""
-        return self._peer_rows[name].epoch
+        """Return the current epoch of `name`; 0: it was never started, or it is an actor of a router elsewhere."""
+        row = self._peer_rows.get(name)
+        return row.epoch if row is not None else 0
 
     def is_peer_ready(self, name: str) -> bool:
         """Return whether `name` accepts work."""

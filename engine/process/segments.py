@@ -33,6 +33,7 @@ from engine.errors import StartError
 from engine.parallel.placement import first_placement, owners
 from engine.process.topology import (
     CACHE,
+    LINK,
     MEDIA,
     ROLES,
     SCHEDULER,
@@ -40,6 +41,8 @@ from engine.process.topology import (
     RingSizes,
     actors_of,
     index_of,
+    names_of,
+    places_of,
     readers_of,
     ring_sizes,
     rings_bytes,
@@ -125,14 +128,17 @@ class RunSegments:
         `media`: for a vision model. `max_drafts`: per row. `max_loras`, `adapter_bytes`: of the adapter arena. `state_bytes`:
         of each replica's state arena. Raises StartError if there is not enough memory."""
         require_room(required_bytes(names, sizes) + (shared_experts.num_bytes if shared_experts else 0), free_bytes())
+        places = places_of(names)
         schedulers = actors_of(SCHEDULER, names)
         self._readers = {name: readers_of(name, names) for name in schedulers} or {SCHEDULER: actors_of("worker", names)}
+        if places:
+            self._readers = {}
         self._mailboxes: list[Mailbox] = []
         self.counters = Counters.create(
             run_id, (SUPERVISOR, *names), partial(rows_of, max_drafts=max_drafts, max_loras=max_loras)
         )
         self._hold = _lock_counters(run_id, fcntl.LOCK_SH)
-        for name in names:
+        for name in [name for name in names if name not in places]:
             senders = senders_of(name, names)
             self._mailboxes.append(Mailbox.create(run_id, name, senders, sizes.mailbox[name]))
         self.broadcasts = {
@@ -141,7 +147,8 @@ class RunSegments:
         }
         segments = [self.counters.segment, *(ring.segment for ring in self.broadcasts.values())]
         segments += [mailbox.segment for mailbox in self._mailboxes]
-        caches = actors_of(CACHE, names) if len(self._readers) > 1 else ()
+        are_shared = len(self._readers) > 1 or LINK in names
+        caches = names_of(CACHE, len(places)) if places else actors_of(CACHE, names) if are_shared else ()
         num_slots = num_slots_for(num_fingerprints, PREFIX_BYTES // max(1, len(caches)))
         self._prefixes = [FingerprintSet.create(run_id, cache, num_slots) for cache in caches]
         segments += [prefixes.segment for prefixes in self._prefixes]
@@ -349,7 +356,7 @@ def _lock_counters(run_id: str, operation: int) -> int:
 
 def required_bytes(names: Sequence[str], sizes: RingSizes) -> int:
     """Return the bytes that the segments take in /dev/shm."""
-    has_prefixes = len(actors_of(SCHEDULER, names)) > 1
+    has_prefixes = len(actors_of(SCHEDULER, names)) > 1 or LINK in names
     return rings_bytes(names, sizes) + (PREFIX_BYTES if has_prefixes else 0) + _OVERHEAD_BYTES
 
 

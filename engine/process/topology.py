@@ -3,6 +3,10 @@
 Names are the role with an index (`api0`, `worker0`); a role with one actor per replica has no index if there is one replica
 (`scheduler`, `cache`). Ranks are numbered replica by replica: `worker<r>` is replica r // TP, tensor rank r % TP. A mailbox has
 one ring per sender; the supervisor's ring, the control ring, is always the first.
+
+A router (`tokamak router`) has no replicas of its own. Each replica of its engines has a place there: `scheduler<k>` is a row of
+the actor table without a process. The link stands behind all of them: its mailbox has a ring, a lane, from each tokenizer to
+each place.
 """
 
 from __future__ import annotations
@@ -19,11 +23,13 @@ SUPERVISOR = "supervisor"
 SCHEDULER = "scheduler"
 CACHE = "cache"
 MEDIA = "media"  # vision models only
-ROLES = (SUPERVISOR, "api", MEDIA, "tokenizer", SCHEDULER, CACHE, "worker")
+LINK = "link"  # between a router and its engines: on an engine with --cluster-listen, and on a router
+ROLES = (SUPERVISOR, "api", MEDIA, "tokenizer", LINK, SCHEDULER, CACHE, "worker")
 
 STOP_ORDER = (
     "api",
     "tokenizer",
+    LINK,
     SCHEDULER,
     "worker",
     MEDIA,
@@ -37,7 +43,9 @@ TARGETS = {
     SCHEDULER: "engine.scheduler.actor:SchedulerActor",
     CACHE: "engine.cache.actor:CacheActor",
     "worker": "workers.actor:WorkerActor",
+    LINK: "engine.cluster.engine_link:EngineLink",
 }
+ROUTER_LINK = "engine.cluster.router_link:RouterLink"
 
 _OF_A_REPLICA = (SCHEDULER, CACHE, "worker")  # these send to each other only within their replica
 
@@ -46,7 +54,8 @@ _SENDERS = {
     "api": ("tokenizer", MEDIA),
     MEDIA: ("api", SCHEDULER),
     "tokenizer": ("api", SCHEDULER),
-    SCHEDULER: ("tokenizer", "worker", CACHE, MEDIA),
+    SCHEDULER: ("tokenizer", LINK, "worker", CACHE, MEDIA),
+    LINK: (SCHEDULER, CACHE),
     CACHE: (SCHEDULER,),
     "worker": (),
 }
@@ -59,6 +68,7 @@ _RING_BYTES = {
     "api": 1 << 20,
     MEDIA: _MEDIA_RING_BYTES,
     "tokenizer": 2 << 20,
+    LINK: 512 << 10,
     SCHEDULER: 2 << 20,
     CACHE: 512 << 10,
     "worker": 64 << 10,
@@ -130,7 +140,8 @@ def media_of(request: str, names: Sequence[str]) -> str:
 
 
 def default_plan(config: EngineConfig) -> tuple[ActorPlan, ...]:
-    """Return the children of an engine, in the order in which a request passes them."""
+    """Return the children of an engine or a router, in the order in which a request passes them."""
+    links = (ActorPlan(LINK, ROUTER_LINK if config.is_router else TARGETS[LINK]),) if config.has_link else ()
     counts = {
         "api": config.api_processes,
         MEDIA: config.media_processes,
@@ -139,13 +150,43 @@ def default_plan(config: EngineConfig) -> tuple[ActorPlan, ...]:
         CACHE: config.data_parallel_size,
         "worker": config.num_ranks,
     }
-    return tuple(ActorPlan(name, TARGETS[role]) for role, count in counts.items() for name in names_of(role, count))
+    if config.is_router:
+        counts = {role: counts[role] for role in ("api", MEDIA, "tokenizer")}
+    return (*(ActorPlan(name, TARGETS[role]) for role, count in counts.items() for name in names_of(role, count)), *links)
+
+
+def places_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the schedulers among `names` that are places of a router, without a process; none in an engine."""
+    names = tuple(names)
+    return () if actors_of(CACHE, names) or LINK not in names else actors_of(SCHEDULER, names)
+
+
+def ring_of(sender: str, receiver: str, names: Sequence[str]) -> tuple[str, str]:
+    """Return the mailbox in which `sender`'s messages to `receiver` go, and the name of the ring there."""
+    return (LINK, lane_of(sender, receiver)) if receiver in places_of(names) else (receiver, sender)
+
+
+def lane_of(tokenizer: str, place: str) -> str:
+    """Return the name of the ring from a tokenizer to a place."""
+    return f"{tokenizer}.{index_of(place)}"
+
+
+def ends_of(lane: str) -> tuple[str, int]:
+    """Return the tokenizer and the index of the place of a lane."""
+    tokenizer, _, place = lane.rpartition(".")
+    return tokenizer, int(place)
 
 
 def senders_of(receiver: str, names: Sequence[str]) -> tuple[str, ...]:
     """Return the senders of `receiver`'s mailbox, in ring order. `names` are all actors; an actor with a role of its own (in a
     test) receives from all."""
+    places = places_of(names)
+    if receiver == LINK and places:
+        return (SUPERVISOR, *(lane_of(tokenizer, place) for place in places for tokenizer in actors_of("tokenizer", names)))
     roles = _SENDERS.get(role_of(receiver))
+    if places:
+        roles = (*(roles or ()), LINK)
+        names = [name for name in names if name not in places]
     heard = [name for name in names if name not in (receiver, SUPERVISOR) and (roles is None or role_of(name) in roles)]
     if role_of(receiver) in _OF_A_REPLICA:
         heard = [name for name in heard if role_of(name) not in _OF_A_REPLICA or _are_partners(name, receiver, names)]
@@ -170,7 +211,8 @@ def ring_sizes(names: Sequence[str], max_model_len: int) -> RingSizes:
     budget = SHARED_BUDGET_BYTES
     if len(plain) < len(names):
         budget = min(budget, rings_bytes(plain, ring_sizes(plain, max_model_len)))
-    receivers = [name for name in names if name != SUPERVISOR]
+    places = places_of(names)
+    receivers = [name for name in names if name != SUPERVISOR and name not in places]
     longest_record = 8 * max_model_len + (16 << 10)  # prompt and resume tokens, int32, and the rest of a record
     longest_record += _MEDIA_BYTES if len(plain) < len(names) else 0
     least = max(_MIN_RING_BYTES, _power_of_two_from(_RECORDS_PER_RING * longest_record))
@@ -187,13 +229,13 @@ def ring_sizes(names: Sequence[str], max_model_len: int) -> RingSizes:
 
 def rings_bytes(names: Sequence[str], sizes: RingSizes) -> int:
     """Return the bytes of all rings together."""
-    num_broadcasts = max(1, len(actors_of(SCHEDULER, names)))
+    num_broadcasts = 0 if places_of(names) else max(1, len(actors_of(SCHEDULER, names)))
     return num_broadcasts * sizes.broadcast + sum(size * len(senders_of(name, names)) for name, size in sizes.mailbox.items())
 
 
 def _ring_bytes(name: str, least: int) -> int:
     default = _RING_BYTES.get(role_of(name), _MIN_RING_BYTES)
-    carries_tokens = role_of(name) in ("api", "tokenizer", SCHEDULER, CACHE)
+    carries_tokens = role_of(name) in ("api", "tokenizer", LINK, SCHEDULER, CACHE)
     return max(default, least) if carries_tokens else default
 
 

@@ -237,7 +237,7 @@ class SchedulerActor(Actor):
         match role_of(name):
             case "api":
                 self.aborts.drop_api(name, epoch)
-            case "tokenizer":
+            case "tokenizer" | "link":
                 self.aborts.drop_tokenizer(name, epoch)
             case "media" if self.encoder is not None:
                 self.encoder.media_restarted(name, epoch)

@@ -14,6 +14,7 @@ import msgspec
 from engine.messages import Output, Outputs, Rejected, encode
 from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox, Outbox, earliest
+from engine.process.topology import LINK
 
 
 class Stream:
@@ -78,6 +79,7 @@ class Delivery:
 
     def __init__(self, context: ActorContext) -> None:
         names = [f"tokenizer{index}" for index in range(context.config.tokenizer_processes)]
+        names += [LINK] if context.config.has_link else []  # it speaks for the tokenizers of routers
         self._streams = {name: Stream(context.outbox(name)) for name in names}
 
     def stream(self, tokenizer: str) -> Stream:

@@ -1,7 +1,7 @@
-"""`tokamak serve`: makes a configuration from the options, a run from the configuration, starts the supervisor, and prints the
-ready lines.
+"""`tokamak serve` and `tokamak router`: makes a configuration from the options, a run from the configuration, starts the
+supervisor, and prints the ready lines.
 
-Called by `tools/serving.py`. Exit codes: 0 asked to stop, 1 failed, 2 bad options or a checkpoint that cannot be
+Called by `tools/serving.py` and `tools/router.py`. Exit codes: 0 asked to stop, 1 failed, 2 bad options or a checkpoint that cannot be
 served.
 """
 
@@ -28,7 +28,7 @@ from engine.options.read import read_options
 from engine.options.resolve import ChooseKernels, as_built, resolve
 from engine.process.run_directory import Manifest, Run, WeightsRecord
 from engine.process.segments import RunSegments
-from engine.process.topology import SCHEDULER, SUPERVISOR, ActorPlan, actors_of, default_plan
+from engine.process.topology import SCHEDULER, SUPERVISOR, ActorPlan, actors_of, default_plan, names_of
 from engine.supervisor.line_writer import LineWriter
 from engine.supervisor.log_relay import LogRelay
 from engine.supervisor.port import reserve_port
@@ -72,6 +72,39 @@ def main(
     return serve(config, model, default_plan(config), progress, start_s)
 
 
+def route(arguments: list[str]) -> int:
+    """Serve the model of other engines until asked to stop; return the exit code."""
+    from engine.cluster.handover import ask_engines
+    from engine.cluster.key import read_key_file
+    from engine.cluster.membership import EngineFile
+    from engine.options.resolve_router import resolve_router
+    from engine.options.router import read_router_options
+
+    start_s = time.monotonic()
+    try:
+        options = read_router_options(arguments, os.environ)
+        hide_arguments()
+        values = options.values
+        if values["end_with"] is not None:
+            from engine.supervisor.companion import end_with
+
+            end_with(values["end_with"])
+        addresses = EngineFile(values["engines"]).read()
+        keys = read_key_file(values["cluster_key_file"]) if values["cluster_key_file"] else None
+        progress = terminal_progress(values["log_format"])
+        found = ask_engines(addresses, keys, lambda text: progress.note(f"note: {text}"))
+        config = resolve_router(options, found.config, found.namespace, found.facts)
+    except OptionError as error:
+        print(f"tokamak router: error: {error}", file=sys.stderr)
+        return exit_code_of(error)
+    except KeyboardInterrupt:  # while it waits for an engine
+        print("stopping: SIGINT", file=sys.stderr)
+        return 0
+    for note in options.notes:
+        progress.note(f"note: {note}")
+    return serve(config, found.model, default_plan(config), progress, start_s)
+
+
 def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], progress: Progress, start_s: float) -> int:
     """Run an engine of `plan`: create everything it needs, supervise it, and remove everything. Return the exit code."""
     with SignalCatcher() as signals, contextlib.ExitStack() as open_until_end:
@@ -86,7 +119,7 @@ def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], p
             listener = listener or open_until_end.enter_context(unix_socket(config.uds))  # it may be in the run's directory
             experts = model.config.experts
             shape = (experts.sparse_layers, experts.num_experts) if experts is not None else ((), 0)
-            segments = RunSegments.of(config, [actor.name for actor in plan], *shape)
+            segments = RunSegments.of(config, _rows_of(config, plan), *shape)
             open_until_end.callback(segments.close)
             if config.device_arena_library:
                 from engine.supervisor.device_arenas import device_arenas, weight_shelves  # only for engines on devices
@@ -133,7 +166,7 @@ def _open_run(
     open_until_end.callback(remove_run, run)
     try:
         run.write(run.model_path, model.encode())
-        for scheduler in actors_of(SCHEDULER, (actor.name for actor in plan)) or (SCHEDULER,):
+        for scheduler in actors_of(SCHEDULER, _rows_of(config, plan)) or (SCHEDULER,):
             run.write_weights(WeightsRecord.of_start(config), scheduler)
         if config.max_loras:
             run.write_adapters(AdaptersRecord())
@@ -141,6 +174,11 @@ def _open_run(
     except OSError as error:
         raise StartError(f"cannot write to {run.directory}: {error.strerror}; use another --run-dir") from error
     return run, lock
+
+
+def _rows_of(config: EngineConfig, plan: Sequence[ActorPlan]) -> list[str]:
+    """Return the names in the actor table: of all actors, and of a router's places."""
+    return [*(actor.name for actor in plan), *(names_of(SCHEDULER, config.max_engines) if config.is_router else ())]
 
 
 # Examples: path and body, and the method and arguments of the openai client if it has the route

@@ -95,6 +95,8 @@ class TokenizerActor(Actor):
         self._preparation, self._vocabulary, templates = preparation_for(config, record)
         self._parsers = self._preparation.parsers
         self._lanes = Lanes(self._preparation.answer, config.max_waiting, templates.has)
+        if config.cluster_listen and self.context.index == 0:  # routers check formats, and the ranks here need the vocabulary
+            self._preparation.write_vocabulary()
 
     def on_record(self, sender: str, record: bytes) -> Message:
         """Decode a record. If it needs work on text, a helper gets it undecoded."""

@@ -37,6 +37,12 @@ class AnswerFormats:
         self._matching: Matching | None = None
         self._marks: dict[str, int] = {}  # of the vocabulary: finding them among all tokens takes as long as compiling
 
+    def write_vocabulary(self) -> None:
+        """Write the vocabulary for the ranks now, if the model has a tokenizer."""
+        tokens = self._make_tokens()
+        if tokens.data:
+            tokens.write(self._path)
+
     def lark(self, format_: AnswerFormat) -> str:
         """Return the format as Lark. Raises RequestError if it cannot be converted; the reason depends only on counts, so that
         every machine gives the same answer, also after a crash. A helper's time limit is only for hangs."""

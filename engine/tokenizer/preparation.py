@@ -109,6 +109,10 @@ class Preparation:
         self._max_model_len = max_model_len
         self._has_causal_layers = has_causal_layers
 
+    def write_vocabulary(self) -> None:
+        """Write the vocabulary for grammars that were checked elsewhere."""
+        self._formats.write_vocabulary()
+
     def answer(self, record: bytes) -> bytes:
         """Do a helper's work: take an encoded message, return an encoded answer."""
         work = decode(record)

@@ -66,6 +66,7 @@ public:
             store_relaxed(&ring.reader->epoch, epoch);
             rings_.emplace_back(ring.writer, ring.reader, ring.area);
         }
+        held_.resize(rings_.size());
     }
 
     // Takes from the control ring until it is empty, then one record of each ring in turn. A corrupt ring is reported only when
@@ -91,17 +92,24 @@ public:
         return doorbell_.wait(timeout_ns, spin_ns, [this] { return has_records(); });
     }
 
+    // While a ring is held its records stay there: they are neither taken nor waited for. Any thread may wait meanwhile.
+    void hold(u32 ring, bool is_held) {
+        if (ring >= rings_.size()) throw Fault("mailbox: no ring " + std::to_string(ring));
+        store_relaxed<u8>(&held_[ring], is_held);
+    }
+
     u64 num_late_wakes() const { return doorbell_.num_late_wakes(); }
 
 private:
     bool has_records() const {
-        for (const RecordReader &ring : rings_) {
-            if (ring.has_records()) return true;
+        for (u64 index = 0; index < rings_.size(); ++index) {
+            if (load_relaxed(&held_[index]) == 0 && rings_[index].has_records()) return true;
         }
         return false;
     }
 
     bool take(u64 index, nb::list &batch) {
+        if (load_relaxed(&held_[index]) != 0) return false;
         RecordReader &ring = rings_[index];
         const bool has_taken = ring.next([&](const void *payload, u64 num_bytes) {
             batch.append(nb::make_tuple(senders_[index], nb::bytes(payload, num_bytes)));
@@ -114,6 +122,7 @@ private:
     nb::list senders_;
     Doorbell doorbell_;
     std::vector<RecordReader> rings_;
+    std::vector<u8> held_;
     u64 turn_ = 0;
 };
 
@@ -130,6 +139,7 @@ void bind_mailbox(nb::module_ &module) {
         .def(nb::init<nb::handle, nb::list, u32>(), nb::arg("memory"), nb::arg("senders"), nb::arg("epoch"))
         .def("receive", &MailboxReader::receive, nb::arg("max_records"))
         .def("wait", &MailboxReader::wait, nb::arg("timeout_ns"), nb::arg("spin_ns"))
+        .def("hold", &MailboxReader::hold, nb::arg("ring"), nb::arg("is_held"))
         .def_prop_ro("num_late_wakes", &MailboxReader::num_late_wakes);
 }
 

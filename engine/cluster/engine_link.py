@@ -1,0 +1,430 @@
+"""The link of an engine: one more tokenizer to the schedulers, which works for routers on other machines.
+
+    router  Forward, Drop, Leave  ->  link  ->  Request, Abort        schedulers
+    router  Results, Refusal      <-  link  <-  Outputs, Rejected     schedulers
+    router  Prefixes, Report      <-  link  <-  gauges, fingerprints of cached blocks
+
+Ids of a router's requests carry the router's run in front, so that two routers never clash. A router that is gone, silent, does
+not read, or sends what is no frame loses its session and its sequences here, and nothing else happens: it submits them again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from logging import DEBUG, WARNING
+
+import msgspec
+import zmq
+
+from engine.cluster.cached_blocks import CachedBlocks
+from engine.cluster.frames import (
+    MAX_NAME_CHARACTERS,
+    PROTOCOL,
+    Beat,
+    Body,
+    Drop,
+    Forward,
+    Goodbye,
+    Greeting,
+    Leave,
+    Load,
+    NotReadyError,
+    Prefixes,
+    Refusal,
+    Report,
+    Results,
+    Welcome,
+    WrongFrameError,
+    decode_frame,
+    encode_frame,
+    from_wire,
+)
+from engine.cluster.key import read_key_file
+from engine.cluster.namespace import facts_text, namespace_of
+from engine.cluster.sockets import KeyGate, LinkPoller, Socket, listen
+from engine.keys import without_secrets
+from engine.messages import Abort, Message, Output, Outputs, Rejected, Request, WeightsState, encode
+from engine.process.actor import Actor
+from engine.process.context import ActorContext
+from engine.process.outbox import BackloggedOutbox, Outbox, earliest
+from engine.process.run_directory import is_run_id
+from engine.process.topology import SCHEDULER, readers_of, role_of
+
+REPORT_INTERVAL_NS = 100_000_000
+PREFIX_INTERVAL_NS = 50_000_000
+FORGET_NS = 10_000_000_000  # of silence, after which a router's sequences are aborted
+MAX_KEPT_FRAMES = 4096  # for a router that does not read; then its session ends
+MAX_KEPT_BYTES = 64 << 20
+MAX_WAITING_RECORDS = 256  # for a scheduler's ring; then nothing is read from routers
+MAX_FRAMES_PER_TURN = 256
+MAX_ROUTERS = 64
+
+
+class _Open(msgspec.Struct):
+    """A sequence of a router that is open here."""
+
+    scheduler: int
+    tokenizer: str  # of the router
+    attempt: int
+
+
+class _Peer(msgspec.Struct):
+    """A router with a session."""
+
+    identity: bytes  # of its connection
+    run: str
+    session: int
+    heard_ns: int
+    seen: int = 0  # frames received
+    sent: int = 0  # frames sent
+    reported: int = 0  # `seen` of the last report
+    kept: deque[bytes] = msgspec.field(default_factory=deque)  # frames that it has not read
+    num_kept_bytes: int = 0
+    open: dict[str, _Open] = {}  # by the router's request id
+
+
+class EngineLink(Actor):
+    """Serves routers until the engine ends."""
+
+    def __init__(self, context: ActorContext) -> None:
+        super().__init__(context)
+        config = context.config
+        keys = read_key_file(config.cluster_key_file) if config.cluster_key_file else None
+        self._zmq: zmq.Context[Socket] = zmq.Context(io_threads=1)
+        self._gate = KeyGate(self._zmq, keys) if keys else None
+        self._socket = listen(self._zmq, config.cluster_listen, keys)
+        self._poller = LinkPoller(context.mailbox)
+        self._poller.add(self._socket)
+        if self._gate:
+            self._poller.add(self._gate.socket)
+        self._peers: dict[bytes, _Peer] = {}
+        self._runs: dict[str, _Peer] = {}
+        self._outboxes: list[Outbox] = [context.outbox(name) for name in context.schedulers]
+        self._to_schedulers = [BackloggedOutbox(outbox.send_bytes) for outbox in self._outboxes]
+        self._replicas = [_Gauges(context, name) for name in context.schedulers]
+        self._cached = [CachedBlocks(context, index) for index in range(len(context.schedulers))]
+        self._next_report_ns = self._next_prefixes_ns = 0
+        self._versions: list[int] = []  # of the weights of each replica, as the routers know them
+        self._is_report_due = False
+        self._num_routers = context.counter("link_peers")
+        self._num_open = context.counter("link_open_sequences")
+        self._received_bytes = context.counter("link_received_bytes_total")
+        self._sent_bytes = context.counter("link_sent_bytes_total")
+        self._num_ended = context.counter("link_sessions_ended_total")
+        self._dropped = context.counter("messages_dropped_total")
+
+    # ------------------------------------------------------------------------------------------------------ the loop
+
+    def wait(self, timeout_ns: int) -> None:
+        self._poller.wait(timeout_ns)
+
+    def do_work(self) -> int:
+        now_ns = time.monotonic_ns()
+        num_done = self._gate.answer() if self._gate else 0
+        num_done += self._receive_frames()
+        num_done += sum(outbox.flush() for outbox in self._to_schedulers)
+        if now_ns >= self._next_prefixes_ns:
+            self._next_prefixes_ns = now_ns + PREFIX_INTERVAL_NS
+            self._tell_prefixes()
+        if now_ns >= self._next_report_ns or (self._is_report_due and self._are_taken):
+            self._report(now_ns)
+        for peer in list(self._peers.values()):
+            self._flush(peer)
+        self._num_open.set(sum(len(peer.open) for peer in self._peers.values()))
+        return num_done
+
+    def deadline_ns(self) -> int:
+        waiting_ns = earliest(*(outbox.deadline_ns() for outbox in self._to_schedulers))
+        kept_ns = time.monotonic_ns() + 2_000_000 if any(peer.kept for peer in self._peers.values()) else 0
+        report_ns = self._next_report_ns if self._peers else 0
+        prefixes_ns = self._next_prefixes_ns if self._peers else 0
+        taken_ns = time.monotonic_ns() + 1_000_000 if self._is_report_due else 0
+        return earliest(waiting_ns, kept_ns, report_ns, prefixes_ns, taken_ns)
+
+    def on_stop(self) -> None:
+        for peer in list(self._peers.values()):
+            self._end(peer, "the engine stops")
+        for outbox in self._to_schedulers:
+            outbox.flush()
+        self._poller.close()
+        self._socket.close(100)
+        if self._gate:
+            self._gate.close()
+        self._zmq.term()
+
+    # -------------------------------------------------------------------------------------------- from the schedulers
+
+    def on_message(self, sender: str, message: Message) -> None:
+        if isinstance(message, Outputs):
+            self._take_outputs(message.outputs)
+        elif isinstance(message, Rejected):
+            self._take_rejected(message)
+        else:
+            raise AssertionError(f"unexpected {type(message).__name__} from {sender}")
+
+    def on_peer(self, name: str, epoch: int) -> None:
+        """A scheduler that restarted has no sequences: the routers learn its epoch and submit theirs again."""
+        if role_of(name) != SCHEDULER:
+            return
+        index = self.context.schedulers.index(name)
+        self._to_schedulers[index].clear()
+        for peer in self._peers.values():
+            peer.open = {key: open_ for key, open_ in peer.open.items() if open_.scheduler != index}
+        self._next_report_ns = 0
+
+    def _take_outputs(self, outputs: list[Output]) -> None:
+        found: dict[tuple[str, str], list[Output]] = {}
+        for output in outputs:
+            peer, request_id, open_ = self._found(output.request_id, output.attempt)
+            if peer is None or open_ is None:
+                self._dropped.add(1)
+                continue
+            output.request_id = request_id
+            found.setdefault((peer.run, open_.tokenizer), []).append(output)
+            if output.finish_reason:
+                del peer.open[request_id]
+        for (run, tokenizer), own in found.items():
+            self._send(self._runs[run], Results(tokenizer, own))
+
+    def _take_rejected(self, rejected: Rejected) -> None:
+        peer, request_id, open_ = self._found(rejected.request_id, rejected.attempt)
+        if peer is None or open_ is None:
+            self._dropped.add(1)
+            return
+        del peer.open[request_id]
+        rejected.request_id = request_id
+        self._send(peer, Refusal(open_.tokenizer, rejected))
+
+    def _found(self, name: str, attempt: int) -> tuple[_Peer | None, str, _Open | None]:
+        """Return the router of a sequence, its id there, and what is known of it; None: it is not open."""
+        run, _, request_id = name.partition(".")
+        peer = self._runs.get(run)
+        open_ = peer.open.get(request_id) if peer else None
+        return peer, request_id, open_ if open_ is not None and open_.attempt == attempt else None
+
+    # ------------------------------------------------------------------------------------------------- from the routers
+
+    def _receive_frames(self) -> int:
+        num_done = 0
+        while num_done < MAX_FRAMES_PER_TURN and all(len(outbox) < MAX_WAITING_RECORDS for outbox in self._to_schedulers):
+            try:
+                identity, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            num_done += 1
+            data = b"".join(parts)
+            self._received_bytes.add(len(data))
+            self._take_frame(identity, data)
+        return num_done
+
+    def _take_frame(self, identity: bytes, data: bytes) -> None:
+        peer = self._peers.get(identity)
+        try:
+            body = decode_frame(data, peer.seen if peer else 0)
+            if peer is None:
+                self._greeted(identity, body)
+                return
+            peer.seen += 1
+            peer.heard_ns = time.monotonic_ns()
+            self._take_body(peer, body)
+        except WrongFrameError as error:
+            self.context.log.log(DEBUG if isinstance(error, NotReadyError) else WARNING, "a router's session ends: %s", error)
+            if peer is not None:
+                self._end(peer, str(error))
+            else:
+                self._refuse(identity, str(error))
+
+    def _greeted(self, identity: bytes, body: Body) -> None:
+        if not isinstance(body, Greeting):
+            raise WrongFrameError("there is no session; begin one with a greeting")
+        if body.protocol != PROTOCOL:
+            raise WrongFrameError(f"protocol {body.protocol}, expected {PROTOCOL}; use the same version on all machines")
+        if not is_run_id(body.run):
+            raise WrongFrameError("the greeting names no run")
+        known = self._runs.get(body.run)
+        if known is not None and known.session >= body.session:
+            raise WrongFrameError(f"session {body.session} of {body.run} is older than the open one")
+        if known is not None:
+            self._end(known, "a later session has begun")
+        if len(self._peers) >= MAX_ROUTERS:
+            raise WrongFrameError(f"{MAX_ROUTERS} routers are connected, which is the limit")
+        welcome = self._welcome(wants_model=body.wants_model)
+        peer = _Peer(identity, body.run, body.session, time.monotonic_ns(), seen=1)
+        self._peers[identity] = self._runs[body.run] = peer
+        self._num_routers.set(len(self._peers))
+        self.context.log.info("router %s has connected", body.run)
+        self._send(peer, welcome)
+        for index, cached in enumerate(self._cached):
+            self._send(peer, Prefixes(index, True, cached.whole()))
+        self._next_report_ns = 0
+
+    def _welcome(self, *, wants_model: bool) -> Welcome:
+        """Return the answer to a greeting. Raises WrongFrameError as long as it is not known which weights the engine has."""
+        context = self.context
+        records = [context.run.weights(scheduler) for scheduler in context.schedulers]
+        contents = {record.contents.get(record.version, "") for record in records}
+        if len(contents) > 1 or "" in contents:
+            raise NotReadyError("the engine is starting, or loads other weights")
+        self._versions = self._weight_versions()
+        config = msgspec.json.encode(without_secrets(context.config)) if wants_model else b""
+        model = context.run.model_path.read_bytes() if wants_model else b""
+        return Welcome(
+            PROTOCOL,
+            context.run.run_id,
+            namespace_of(context.config),
+            facts_text(context.config),
+            contents.pop(),
+            [msgspec.json.encode(record) for record in records],
+            config,
+            model,
+        )
+
+    def _take_body(self, peer: _Peer, body: Body) -> None:
+        match body:
+            case Forward():
+                self._forward(peer, body)
+            case Drop(replica, abort):
+                self._check_replica(replica)
+                peer.open.pop(abort.request_id, None)
+                abort.request_id = f"{peer.run}.{abort.request_id}"
+                self._to_schedulers[replica].post(abort)
+            case Leave(tokenizer):
+                self._abort(peer, [name for name, open_ in peer.open.items() if open_.tokenizer == tokenizer])
+            case Beat():
+                pass
+            case _:
+                raise WrongFrameError(f"a {type(body).__name__} does not come from a router")
+
+    def _forward(self, peer: _Peer, body: Forward) -> None:
+        self._check_replica(body.replica)
+        request = from_wire(body.request, time.monotonic_ns())
+        shared, tokenizer = request.shared, request.tokenizer
+        names = (tokenizer, shared.key, shared.api, *(own.request_id for own in request.sequences))
+        if max(map(len, names)) > MAX_NAME_CHARACTERS or any(own.prompt_index not in range(len(request.prompts)) for own in request.sequences):
+            raise WrongFrameError("a request with ids that are too long, or without its prompts")
+        run = peer.run
+        shared = msgspec.structs.replace(shared, key=f"{run}.{shared.key}", api=f"{run}.{shared.api}", pinned_replica=-1)
+        sequences = [
+            msgspec.structs.replace(own, request_id=f"{run}.{own.request_id}", group_id=own.group_id and f"{run}.{own.group_id}")
+            for own in request.sequences
+        ]
+        record = encode(Request(self.context.name, shared, request.prompts, sequences))
+        limit = self._outboxes[body.replica].max_record_bytes
+        for own in request.sequences:
+            peer.open[own.request_id] = _Open(body.replica, tokenizer, own.attempt)
+        if len(record) <= limit:
+            self._to_schedulers[body.replica].post_records([record])
+        else:
+            message = f"the tokenized request takes {len(record)} bytes, the limit of this engine is {limit}; send a shorter one"
+            for own in request.sequences:
+                del peer.open[own.request_id]
+                self._send(peer, Refusal(tokenizer, Rejected(own.request_id, own.attempt, shared.api, 400, message)))
+        self._is_report_due = True
+
+    def _check_replica(self, replica: int) -> None:
+        if replica not in range(len(self._replicas)):
+            raise WrongFrameError(f"replica {replica}, this engine has {len(self._replicas)}")
+
+    # -------------------------------------------------------------------------------------------------- to the routers
+
+    def _report(self, now_ns: int) -> None:
+        self._next_report_ns = now_ns + REPORT_INTERVAL_NS
+        self._is_report_due = False
+        loads = [gauges.load() for gauges in self._replicas] if self._peers else []
+        if self._peers and self._weight_versions() != self._versions:
+            for peer in list(self._peers.values()):
+                self._end(peer, "its weights have changed")
+        for peer in list(self._peers.values()):
+            if now_ns - peer.heard_ns > FORGET_NS:
+                self._end(peer, f"nothing was heard from it for {FORGET_NS // 1_000_000_000} s")
+                continue
+            if self._are_taken:
+                peer.reported = peer.seen
+            self._send(peer, Report(peer.reported, loads))
+
+    def _weight_versions(self) -> list[int]:
+        """Return the version of the weights of each replica; 0: they are not in memory."""
+        return [int(gauges.version.value) for gauges in self._replicas]
+
+    @property
+    def _are_taken(self) -> bool:
+        """Whether the schedulers have taken all requests."""
+        return not any(map(len, self._to_schedulers)) and not any(outbox.fill_bytes for outbox in self._outboxes)
+
+    def _tell_prefixes(self) -> None:
+        for index, cached in enumerate(self._cached):
+            change = cached.change() if self._peers else None
+            if change is not None:
+                for peer in list(self._peers.values()):
+                    self._send(peer, Prefixes(index, False, *change))
+
+    def _send(self, peer: _Peer, body: Body) -> None:
+        peer.sent += 1
+        frame = encode_frame(peer.sent, body)
+        peer.kept.append(frame)
+        peer.num_kept_bytes += len(frame)
+        self._flush(peer)
+
+    def _flush(self, peer: _Peer) -> None:
+        """Send what a router has not got yet, as far as it reads."""
+        while peer.kept:
+            try:
+                self._socket.send_multipart([peer.identity, peer.kept[0]], zmq.NOBLOCK)
+            except zmq.Again:
+                if len(peer.kept) > MAX_KEPT_FRAMES or peer.num_kept_bytes > MAX_KEPT_BYTES:
+                    self._end(peer, "it does not read")
+                return
+            except zmq.ZMQError:  # EHOSTUNREACH: its connection is gone
+                self._end(peer, "")
+                return
+            frame = peer.kept.popleft()
+            peer.num_kept_bytes -= len(frame)
+            self._sent_bytes.add(len(frame))
+
+    def _refuse(self, identity: bytes, reason: str) -> None:
+        """Answer a connection that has no session."""
+        try:
+            self._socket.send_multipart([identity, encode_frame(1, Goodbye(reason[:1000]))], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            self._dropped.add(1)
+
+    def _end(self, peer: _Peer, reason: str) -> None:
+        """End a session and abort its sequences; `reason` is sent, if it can be."""
+        if self._peers.pop(peer.identity, None) is None:
+            return
+        del self._runs[peer.run]
+        self._num_ended.add(1)
+        self._num_routers.set(len(self._peers))
+        self.context.log.info("the session of router %s has ended%s", peer.run, f": {reason}" if reason else "")
+        self._abort(peer, list(peer.open))
+        if reason and not peer.kept:
+            frame = encode_frame(peer.sent + 1, Goodbye(reason[:1000]))
+            try:
+                self._socket.send_multipart([peer.identity, frame], zmq.NOBLOCK)
+            except zmq.ZMQError:
+                self._dropped.add(1)
+        peer.kept.clear()
+
+    def _abort(self, peer: _Peer, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            open_ = peer.open.pop(request_id)
+            self._to_schedulers[open_.scheduler].post(Abort(f"{peer.run}.{request_id}", open_.attempt))
+
+
+class _Gauges:
+    """What a replica's gauges show."""
+
+    def __init__(self, context: ActorContext, scheduler: str) -> None:
+        self._context = context
+        self._scheduler = scheduler
+        self._actors = (scheduler, *readers_of(scheduler, (context.name, *context.peers())))
+        names = [name for name in Load.__struct_fields__ if name not in ("is_ready", "epoch")]
+        self.version = context.counters.counter("engine_weight_version", scheduler)
+        self._cells = {name: context.counters.counter(name, scheduler) for name in names}
+
+    def load(self) -> Load:
+        values = {name: int(cell.value) for name, cell in self._cells.items()}
+        is_serving = values["engine_state"] in (WeightsState.NORMAL, WeightsState.PAUSED)
+        is_ready = is_serving and all(map(self._context.is_peer_ready, self._actors))
+        return Load(is_ready, self._context.peer_epoch(self._scheduler), **values)

@@ -1,0 +1,175 @@
+"""Frames between the link of a router and the link of an engine, over one ZeroMQ connection.
+
+    router  --DEALER-->  engine's ROUTER      Greeting; then Forward, Drop, Leave, Beat
+    engine  ------->     router               Welcome or Goodbye; then Results, Refusal, Prefixes, Report, Goodbye
+
+A connection is one session: it begins with a Greeting, whose `session` only grows within a router's run. Frames are numbered
+from 1 in each direction; a gap, a repetition or anything that is not a frame ends the session, and what it had open begins again
+elsewhere. Monotonic clocks of two machines have nothing in common, so times travel as durations: in a Forward, `arrival_ns` is
+the age of the request and `deadline_ns` the time that is left.
+
+Pure. Lengths are checked before memory is taken: ZeroMQ refuses a message longer than `MAX_FRAME_BYTES`, and msgspec allocates
+nothing for a length that the message does not have.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.messages import Abort, Output, Rejected, Request
+
+PROTOCOL = 1
+MAX_FRAME_BYTES = 256 << 20  # a Welcome carries the tokenizer; other frames are as long as a ring's record
+MAX_NAME_CHARACTERS = 200  # of ids that a peer chooses
+
+
+class WrongFrameError(Exception):
+    """A peer sent something that is no frame, or not the next one."""
+
+
+class NotReadyError(WrongFrameError):
+    """A session cannot begin yet."""
+
+
+# ------------------------------------------------------------------------------------------------------ router -> engine
+
+
+class Greeting(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """Begin a session."""
+
+    protocol: int
+    run: str  # of the router: prefix of its request ids on the engine
+    session: int
+    wants_model: bool = False  # the Welcome carries configuration and model
+
+
+class Forward(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """Compute the sequences of a request on a replica of the engine."""
+
+    replica: int
+    request: Request  # with durations instead of times
+
+
+class Drop(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """Forget a sequence."""
+
+    replica: int
+    abort: Abort
+
+
+class Leave(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """Forget all sequences of a tokenizer of the router, which has died."""
+
+    tokenizer: str
+
+
+class Beat(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """The router lives."""
+
+
+# ------------------------------------------------------------------------------------------------------ engine -> router
+
+
+class Welcome(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """The session has begun."""
+
+    protocol: int
+    run: str  # of the engine
+    namespace: str
+    facts: str  # what the namespace is made of, as text
+    weights: str  # digest of the weights in use
+    records: list[bytes]  # of the weights of each replica (`WeightsRecord`), as JSON
+    config: bytes = b""  # the engine's configuration without secrets, as JSON, if it was wanted
+    model: bytes = b""  # its `model.msgpack`, if it was wanted
+
+
+class Results(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """What a step produced for sequences of a tokenizer of the router."""
+
+    tokenizer: str
+    outputs: list[Output]
+
+
+class Refusal(msgspec.Struct, tag=True, array_like=True, gc=False):
+    tokenizer: str
+    rejected: Rejected
+
+
+class Load(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A replica as its gauges show it, under the names of `engine/metrics.py`."""
+
+    is_ready: bool
+    epoch: int  # of its scheduler: a new one has forgotten every sequence
+    engine_state: int
+    num_requests_running: int
+    num_requests_waiting: int
+    num_tokens_to_compute: int
+    num_free_slots: int
+    num_kv_blocks: int
+    num_free_kv_blocks: int
+
+
+class Report(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """The engine lives, and this is its load."""
+
+    seen: int  # number of the last frame whose requests the schedulers have taken
+    loads: list[Load]  # of each replica
+
+
+class Prefixes(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """Changes of a replica's cached blocks, as fingerprints of 8 bytes."""
+
+    replica: int
+    is_whole: bool  # `added` is all that is cached
+    added: bytes = b""
+    removed: bytes = b""
+
+
+class Goodbye(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """The session has ended, or none was begun."""
+
+    reason: str
+
+
+Body = Greeting | Forward | Drop | Leave | Beat | Welcome | Results | Refusal | Report | Prefixes | Goodbye
+
+
+class Frame(msgspec.Struct, array_like=True, gc=False):
+    seq: int
+    body: Body
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Frame)
+
+
+def encode_frame(seq: int, body: Body) -> bytes:
+    """Return frame number `seq` of a session as bytes."""
+    return _encoder.encode(Frame(seq, body))
+
+
+def decode_frame(data: bytes, seq: int) -> Body:
+    """Return the body of the frame that follows number `seq`. Raises WrongFrameError if `data` is not that frame."""
+    try:
+        frame = _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WrongFrameError(f"{len(data)} bytes that are no frame: {error}") from None
+    if frame.seq != seq + 1:
+        raise WrongFrameError(f"frame {frame.seq} came after frame {seq}")
+    return frame.body
+
+
+def to_wire(request: Request, now_ns: int) -> Request:
+    """Return a request with durations instead of times of this machine's monotonic clock."""
+    shared = request.shared
+    left_ns = max(1, shared.deadline_ns - now_ns) if shared.deadline_ns else 0
+    shared = msgspec.structs.replace(shared, arrival_ns=max(0, now_ns - shared.arrival_ns), deadline_ns=left_ns)
+    return msgspec.structs.replace(request, shared=shared)
+
+
+def from_wire(request: Request, now_ns: int) -> Request:
+    """Return a request with times of this machine's monotonic clock instead of durations."""
+    shared = request.shared
+    deadline_ns = now_ns + shared.deadline_ns if shared.deadline_ns else 0
+    shared = msgspec.structs.replace(shared, arrival_ns=now_ns - shared.arrival_ns, deadline_ns=deadline_ns)
+    return msgspec.structs.replace(request, shared=shared)

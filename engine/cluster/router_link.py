@@ -1,0 +1,485 @@
+"""The link of a router: it stands for the schedulers of all engines.
+
+    tokenizers  Request, Abort        ->  lanes of a place  ->  Forward, Drop       the engine that has this place
+    tokenizers  Outputs, Rejected     <-  link              <-  Results, Refusal    any engine
+
+Each replica of an engine has a place: a row `scheduler<k>` of the actor table with gauges and fingerprints, which the link writes.
+A session that ends is the next epoch of its places, by which the api submits what was open there again, as after the death of a
+scheduler on this machine. The link keeps no request: what reaches a place without a session is dropped, and the place gets its
+next epoch as soon as any place is ready.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+import zmq
+
+from engine.cluster.frames import (
+    PROTOCOL,
+    Beat,
+    Body,
+    Drop,
+    Forward,
+    Goodbye,
+    Greeting,
+    Leave,
+    Load,
+    Prefixes,
+    Refusal,
+    Report,
+    Results,
+    Welcome,
+    WrongFrameError,
+    decode_frame,
+    encode_frame,
+    to_wire,
+)
+from engine.cluster.key import read_key_file
+from engine.cluster.membership import Address, EngineFile
+from engine.cluster.sockets import LinkPoller, Socket, dealer
+from engine.errors import OptionError
+from engine.messages import Abort, Message, Outputs, Request, WeightsRecord, decode, encode
+from engine.process.actor import Actor
+from engine.process.context import ActorContext
+from engine.process.outbox import BackloggedOutbox, earliest
+from engine.process.topology import CACHE, actors_of, ends_of, lane_of, names_of, role_of
+from shm.counters import State
+from shm.fingerprints import KIND, FingerprintWriter
+from shm.segment import Segment, segment_name
+
+BEAT_INTERVAL_NS = 100_000_000
+RETRY_INTERVAL_NS = 300_000_000  # between attempts to reach an engine
+CONNECT_TIMEOUT_NS = 5_000_000_000  # for a connection and its Welcome
+MAX_UNREAD_RECORDS = 1024  # for a tokenizer's ring; then nothing is read from engines
+MAX_FRAMES_PER_TURN = 256
+_GAUGES = tuple(name for name in Load.__struct_fields__ if name not in ("is_ready", "epoch"))
+
+
+class Place:
+    """The row of a replica in this router's tables."""
+
+    def __init__(self, context: ActorContext, index: int) -> None:
+        name = context.schedulers[index]
+        cache = names_of(CACHE, len(context.schedulers))[index]
+        self.index = index
+        self.name = name
+        self.prefixes = FingerprintWriter(Segment.attach(segment_name(context.run.run_id, KIND, cache)))
+        self.is_stranded = False  # it dropped requests, or lost those that it had, and the api does not know yet
+        self.epoch = 0  # of the engine's scheduler
+        self._row = context.counters.actor(name)
+        self._cells = {gauge: context.counters.counter(gauge, name) for gauge in _GAUGES}
+
+    @property
+    def is_ready(self) -> bool:
+        return self._row.state is State.READY
+
+    def show(self, load: Load, num_sent: int, *, is_ready: bool) -> None:
+        """Show the load of the replica; `num_sent`: sequences that are not in it yet."""
+        for gauge, cell in self._cells.items():
+            cell.set(getattr(load, gauge))
+        self._cells["num_requests_waiting"].set(load.num_requests_waiting + num_sent)
+        self._cells["num_free_slots"].set(load.num_free_slots - num_sent)
+        self._row.beat(time.monotonic_ns())
+        self._row.set_state(State.READY if is_ready else State.LOADING)
+
+    def beat(self) -> None:
+        self._row.beat(time.monotonic_ns())
+
+    def quiet(self) -> None:
+        """Take no new requests."""
+        self._row.set_state(State.LOADING)
+
+    def lose(self) -> None:
+        """Forget the replica: its engine is gone, or begins anew. Its sequences are stranded."""
+        self._row.set_state(State.DEAD if self._row.epoch else State.SPAWNED)
+        self.is_stranded = self._row.epoch > 0
+        self.prefixes.clear()
+        for cell in self._cells.values():
+            cell.set(0)
+
+    def take(self) -> None:
+        """Stand for a replica of an engine whose session begins."""
+        self.epoch = 0
+        if not self._row.epoch:
+            self._row.advance_epoch()
+
+    def rescue(self) -> None:
+        """Begin the next epoch, so that the api submits again what was here."""
+        self.is_stranded = False
+        self._row.advance_epoch()
+
+
+class _Session(msgspec.Struct):
+    """A connection to an engine."""
+
+    socket: Socket
+    monitor: Socket
+    begun_ns: int
+    heard_ns: int
+    seen: int = 0  # frames received
+    sent: int = 0  # frames sent
+    is_welcome: bool = False
+    next_beat_ns: int = 0
+    loads: list[Load] = []
+    kept: deque[bytes] = msgspec.field(default_factory=deque)  # frames that do not fit the connection
+    unseen: deque[tuple[int, int, int]] = msgspec.field(default_factory=deque)  # frame, replica and sequences of Forwards
+
+
+class _Engine(msgspec.Struct):
+    """An engine of the list."""
+
+    address: Address
+    session: _Session | None = None
+    places: list[Place] = []
+    next_attempt_ns: int = 0
+    is_leaving_ns: int = 0  # since when it is no longer on the list; 0: it is
+    weights: str = ""  # digest of what it has loaded
+    trouble: str = ""  # why there is no session, as reported last
+
+
+class RouterLink(Actor):
+    """Connects the router to its engines until it ends."""
+
+    def __init__(self, context: ActorContext) -> None:
+        super().__init__(context)
+        config = context.config
+        self._keys = read_key_file(config.cluster_key_file) if config.cluster_key_file else None
+        self._file = EngineFile(config.engines)
+        self._zmq: zmq.Context[Socket] = zmq.Context(io_threads=1)
+        self._poller = LinkPoller(context.mailbox)
+        self._places = [Place(context, index) for index in range(len(context.schedulers))]
+        self._free = deque(self._places)
+        self._engines: dict[Address, _Engine] = {}
+        self._at_place: dict[int, tuple[_Engine, int]] = {}  # engine and replica
+        self._tokenizers = actors_of("tokenizer", context.peers())
+        outboxes = {name: context.outbox(name) for name in self._tokenizers}
+        self._to_tokenizers = {name: BackloggedOutbox(outbox.send_bytes) for name, outbox in outboxes.items()}
+        self._sessions = context.epoch << 32  # number of the last session
+        self._num_engines = {state: context.counter("router_engines", state=state) for state in ("ready", "quiet", "gone")}
+        self._received_bytes = context.counter("link_received_bytes_total")
+        self._sent_bytes = context.counter("link_sent_bytes_total")
+        self._num_ended = context.counter("link_sessions_ended_total")
+        self._dropped = context.counter("messages_dropped_total")
+
+    def on_start(self) -> None:
+        for place in self._places:
+            place.lose()  # also what an earlier life of this link had there
+
+    # ------------------------------------------------------------------------------------------------------ the loop
+
+    def wait(self, timeout_ns: int) -> None:
+        self._poller.wait(timeout_ns)
+
+    def do_work(self) -> int:
+        now_ns = time.monotonic_ns()
+        self._look_at_list(now_ns)
+        num_done = sum(outbox.flush() for outbox in self._to_tokenizers.values())
+        for engine in list(self._engines.values()):
+            num_done += self._serve(engine, now_ns)
+        self._rescue()
+        return num_done
+
+    def deadline_ns(self) -> int:
+        waiting_ns = earliest(*(outbox.deadline_ns() for outbox in self._to_tokenizers.values()))
+        sessions = [engine.session for engine in self._engines.values() if engine.session is not None]
+        kept_ns = time.monotonic_ns() + 2_000_000 if any(session.kept for session in sessions) else 0
+        return earliest(waiting_ns, kept_ns, *(session.next_beat_ns for session in sessions))
+
+    def on_stop(self) -> None:
+        for engine in self._engines.values():
+            if engine.session is not None:
+                self._close(engine.session)
+        self._poller.close()
+        self._zmq.term()
+
+    # ---------------------------------------------------------------------------------------------- from the tokenizers
+
+    def on_record(self, sender: str, record: bytes) -> Message:
+        tokenizer, index = ends_of(sender)
+        message = decode(record)
+        engine, replica = self._at_place.get(index, (None, 0))
+        session = engine.session if engine else None
+        if isinstance(message, Request):
+            if engine is None or session is None:
+                self._places[index].is_stranded = True
+                return message
+            self._send(engine, session, Forward(replica, to_wire(message, time.monotonic_ns())))
+            session.unseen.append((session.sent, replica, len(message.sequences)))
+            self._show(engine, session)
+        elif isinstance(message, Abort):
+            if engine is not None and session is not None:
+                self._send(engine, session, Drop(replica, message))
+        else:
+            raise AssertionError(f"unexpected {type(message).__name__} from {tokenizer}")
+        return message
+
+    def on_peer(self, name: str, epoch: int) -> None:
+        """A tokenizer that restarted knows none of its sequences."""
+        if role_of(name) != "tokenizer":
+            return
+        self._to_tokenizers[name].clear()
+        for engine in self._engines.values():
+            if engine.session is not None:
+                self._send(engine, engine.session, Leave(name))
+
+    # -------------------------------------------------------------------------------------------------- the list
+
+    def _look_at_list(self, now_ns: int) -> None:
+        try:
+            addresses = self._file.changed(now_ns)
+        except OptionError as error:
+            self._report(str(error))
+            return
+        if addresses is None:
+            return
+        for address in addresses:
+            engine = self._engines.setdefault(address, _Engine(address))
+            engine.is_leaving_ns = 0
+        for engine in self._engines.values():
+            if engine.address not in addresses and not engine.is_leaving_ns:
+                engine.is_leaving_ns = now_ns
+                self.context.log.info("engine %s left the list: it gets nothing new", engine.address)
+
+    def _retire(self, engine: _Engine, now_ns: int) -> None:
+        """Forget an engine that left the list once nothing is open there, or its streams had their time."""
+        drain_ns = int(self.context.config.drain_timeout_s * 1e9)
+        session = engine.session
+        is_idle = session is None or not any(load.num_requests_running + load.num_requests_waiting for load in session.loads)
+        if not (is_idle and session is not None and not session.unseen) and session is not None:
+            if now_ns - engine.is_leaving_ns < drain_ns:
+                return
+        if session is not None:
+            self._end(engine, "it left the list")
+        self._give_back(engine)
+        del self._engines[engine.address]
+
+    def _give_back(self, engine: _Engine) -> None:
+        for place in engine.places:
+            del self._at_place[place.index]
+            self._free.append(place)
+        engine.places = []
+
+    # -------------------------------------------------------------------------------------------------- sessions
+
+    def _serve(self, engine: _Engine, now_ns: int) -> int:
+        """Do what is due for an engine; return how many frames it sent."""
+        if engine.is_leaving_ns:
+            self._retire(engine, now_ns)
+        session = engine.session
+        if session is None:
+            if now_ns >= engine.next_attempt_ns and engine.address in self._engines:
+                self._begin(engine, now_ns)
+            return 0
+        num_done = 0
+        try:
+            num_done = self._receive(engine, session)
+        except WrongFrameError as error:
+            self._end(engine, str(error))
+        if engine.session is session and self._has_failed(session):
+            self._end(engine, "the connection is closed" if session.is_welcome else "it cannot be reached")
+        if engine.session is not session:
+            return num_done
+        self._flush(engine, session)
+        silence_ns = time.monotonic_ns() - session.heard_ns
+        limit_ns = int(self.context.config.peer_timeout_s * 1e9) if session.is_welcome else CONNECT_TIMEOUT_NS
+        if silence_ns > limit_ns:
+            seconds = self.context.config.peer_timeout_s
+            self._end(engine, f"nothing was heard for {seconds:g} s" if session.is_welcome else "it cannot be reached")
+        elif session.is_welcome and silence_ns > self.context.config.peer_silence_s * 1e9:
+            for place in engine.places:
+                place.quiet()
+        if engine.session is session and now_ns >= session.next_beat_ns and session.is_welcome:
+            session.next_beat_ns = now_ns + BEAT_INTERVAL_NS
+            self._send(engine, session, Beat())
+        return num_done
+
+    def _begin(self, engine: _Engine, now_ns: int) -> None:
+        engine.next_attempt_ns = now_ns + RETRY_INTERVAL_NS
+        self._sessions += 1
+        socket = dealer(self._zmq, self._keys)
+        events = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        events |= zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        monitor = socket.get_monitor_socket(events)
+        socket.connect(engine.address.endpoint)
+        engine.session = _Session(socket, monitor, now_ns, now_ns)
+        self._poller.add(socket)
+        self._poller.add(monitor)
+
+    def _has_failed(self, session: _Session) -> bool:
+        """Take the events of a connection; return whether it is closed. Once it is open, greet."""
+        from zmq.utils.monitor import recv_monitor_message
+
+        while session.monitor.poll(0):
+            event = recv_monitor_message(session.monitor)["event"]
+            if event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                return True
+            session.heard_ns = time.monotonic_ns()
+            session.sent = 1
+            greeting = Greeting(PROTOCOL, self.context.run.run_id, self._sessions)
+            session.kept.append(encode_frame(1, greeting))
+        return False
+
+    def _end(self, engine: _Engine, reason: str) -> None:
+        """End the session with an engine: what was open there is stranded until another replica, or the next session, is
+        there."""
+        session = engine.session
+        assert session is not None
+        if session.is_welcome:
+            self._num_ended.add(1)
+        engine.session = None
+        engine.next_attempt_ns = time.monotonic_ns() + (0 if session.is_welcome else RETRY_INTERVAL_NS)
+        self._close(session)
+        for place in engine.places:
+            place.lose()
+            self._hold(place, is_held=False)
+        if engine.trouble != reason:
+            engine.trouble = reason
+            self._report(f"engine {engine.address}: {reason}")
+
+    def _close(self, session: _Session) -> None:
+        self._poller.remove(session.socket)
+        self._poller.remove(session.monitor)
+        session.socket.disable_monitor()
+        session.socket.close(0)
+
+    def _rescue(self) -> None:
+        """Have what is stranded submitted again, if any replica takes it."""
+        if any(place.is_ready for place in self._places):
+            for place in self._places:
+                if place.is_stranded:
+                    place.rescue()
+
+    # ------------------------------------------------------------------------------------------------------ frames
+
+    def _receive(self, engine: _Engine, session: _Session) -> int:
+        num_done = 0
+        while num_done < MAX_FRAMES_PER_TURN and engine.session is session and self._are_read:
+            try:
+                data = session.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            num_done += 1
+            self._received_bytes.add(len(data))
+            body = decode_frame(data, session.seen)
+            session.seen += 1
+            session.heard_ns = time.monotonic_ns()
+            self._take(engine, session, body)
+        return num_done
+
+    @property
+    def _are_read(self) -> bool:
+        """Whether the tokenizers keep up."""
+        return all(len(outbox) < MAX_UNREAD_RECORDS for outbox in self._to_tokenizers.values())
+
+    def _take(self, engine: _Engine, session: _Session, body: Body) -> None:
+        match body:
+            case Results(tokenizer, outputs) if tokenizer in self._to_tokenizers:
+                self._to_tokenizers[tokenizer].post(Outputs(outputs))
+            case Refusal(tokenizer, rejected) if tokenizer in self._to_tokenizers:
+                self._to_tokenizers[tokenizer].post(rejected)
+            case Report():
+                self._take_report(engine, session, body)
+            case Prefixes():
+                self._take_prefixes(engine, body)
+            case Welcome():
+                self._welcomed(engine, session, body)
+            case Goodbye(reason):
+                raise WrongFrameError(reason)
+            case _:
+                raise WrongFrameError(f"a {type(body).__name__} that no engine sends")
+
+    def _welcomed(self, engine: _Engine, session: _Session, welcome: Welcome) -> None:
+        if welcome.protocol != PROTOCOL or session.is_welcome:
+            raise WrongFrameError(f"it speaks protocol {welcome.protocol}, expected {PROTOCOL}")
+        if welcome.namespace != self.context.config.namespace:
+            raise WrongFrameError(
+                f"its answers would have other bytes: it has {welcome.facts}; this router's engines have "
+                f"{self.context.config.namespace_facts}. Start it with the same model and options (--cpu-kernels too)"
+            )
+        others = [other.address for other in self._engines.values() if _is_welcome(other) and other.weights != welcome.weights]
+        if others:
+            raise WrongFrameError(f"it has other weights than {others[0]}; load the same weights in both")
+        num_replicas = len(welcome.records)
+        if len(engine.places) != num_replicas:
+            self._give_back(engine)
+            if num_replicas > len(self._free):
+                raise WrongFrameError(
+                    f"it has {num_replicas} replicas, and {len(self._free)} of --max-engines {len(self._places)} places "
+                    "are free; start the router with more"
+                )
+            engine.places = [self._free.popleft() for _ in range(num_replicas)]
+            for replica, place in enumerate(engine.places):
+                self._at_place[place.index] = engine, replica
+        for place, record in zip(engine.places, welcome.records, strict=True):
+            self.context.run.write_weights(msgspec.json.decode(record, type=WeightsRecord), place.name)
+            place.take()
+        session.is_welcome = True
+        engine.weights = welcome.weights
+        engine.trouble = ""
+        self.context.log.info("engine %s is connected", engine.address)
+
+    def _take_report(self, engine: _Engine, session: _Session, report: Report) -> None:
+        if len(report.loads) != len(engine.places):
+            raise WrongFrameError(f"it reports {len(report.loads)} replicas, not {len(engine.places)}")
+        session.loads = report.loads
+        while session.unseen and session.unseen[0][0] <= report.seen:
+            session.unseen.popleft()
+        for place, load in zip(engine.places, report.loads, strict=True):
+            if place.epoch not in (0, load.epoch):  # its scheduler was restarted and knows nothing of before
+                place.is_stranded = True
+            place.epoch = load.epoch
+        self._show(engine, session)
+
+    def _show(self, engine: _Engine, session: _Session) -> None:
+        for replica, (place, load) in enumerate(zip(engine.places, session.loads, strict=False)):
+            num_sent = sum(count for _, own, count in session.unseen if own == replica)
+            place.show(load, num_sent, is_ready=load.is_ready and not engine.is_leaving_ns)
+
+    def _take_prefixes(self, engine: _Engine, change: Prefixes) -> None:
+        if change.replica not in range(len(engine.places)):
+            raise WrongFrameError(f"replica {change.replica}, it has {len(engine.places)}")
+        prefixes = engine.places[change.replica].prefixes
+        if change.is_whole:
+            prefixes.clear()
+        prefixes.remove_all(_words(change.removed))
+        prefixes.add_all(_words(change.added))
+
+    def _send(self, engine: _Engine, session: _Session, body: Body) -> None:
+        session.sent += 1
+        session.kept.append(encode_frame(session.sent, body))
+        self._flush(engine, session)
+
+    def _flush(self, engine: _Engine, session: _Session) -> None:
+        """Send as much as fits; while frames are left, the lanes of the engine's places keep theirs."""
+        was_full = len(session.kept) > 1
+        while session.kept:
+            try:
+                session.socket.send(session.kept[0], zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._sent_bytes.add(len(session.kept.popleft()))
+        if session.kept or was_full:
+            for place in engine.places:
+                self._hold(place, is_held=bool(session.kept))
+
+    def _hold(self, place: Place, *, is_held: bool) -> None:
+        for tokenizer in self._tokenizers:
+            self.context.mailbox.hold(lane_of(tokenizer, place.name), is_held)
+
+    def _report(self, text: str) -> None:
+        self.context.log.warning("%s", text)
+        self.context.counters.errors.record(self.context.name, text)
+
+
+def _is_welcome(engine: _Engine) -> bool:
+    return engine.session is not None and engine.session.is_welcome
+
+
+def _words(data: bytes) -> Iterable[int]:
+    if len(data) % 8:
+        raise WrongFrameError("fingerprints have 8 bytes each")
+    return filter(None, memoryview(data).cast("Q"))

@@ -1,0 +1,97 @@
+"""Turns the options of a router and what its first engine handed over into the router's configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.config import EngineConfig, SpeculativeConfig
+from engine.options.resolve_http import resolve_http, resolve_keys
+from engine.options.table import OptionValues
+from engine.process.run_directory import new_run_id, runs_root
+
+_SECONDS = (
+    "peer_silence",
+    "peer_timeout",
+    "drain_timeout",
+    "request_timeout",
+    "restart_window",
+    "hang_timeout",
+    "load_timeout",
+    "stop_timeout",
+    "sse_keep_alive_interval",
+)
+_SAME = (
+    "engines",
+    "cluster_key_file",
+    "max_engines",
+    "data_parallel_routing",
+    "max_waiting",
+    "request_priority",
+    "trust_request_chat_template",
+    "api_processes",
+    "tokenizer_processes",
+    "restart_limit",
+    "host",
+    "port",
+    "allowed_hosts",
+    "allowed_origins",
+    "max_body_bytes",
+    "max_files_size",
+    "max_files_size_per_user",
+    "max_connections",
+    "max_connections_per_address",
+    "trusted_proxies",
+    "print_client",
+    "log_level",
+    "log_format",
+    "log_requests",
+    "metrics_prefix",
+    "trace",
+)
+_OF_THE_ENGINE: dict[str, Any] = {  # what only processes with a model need
+    "cluster_listen": "",
+    "data_parallel_size": 1,
+    "tensor_parallel_size": 1,
+    "enable_expert_parallel": False,
+    "enable_eplb": False,
+    "speculative_config": SpeculativeConfig(),
+    "kv_cache_bytes": 0,
+    "state_bytes": 0,
+    "comm_bytes": 0,
+    "max_loras": 0,
+    "lora_modules": (),
+    "adapter_bytes": 0,
+    "media_processes": 0,
+    "encoder_cache_size": 0,
+    "weight_cache_dir": "",
+    "device_arena_library": "",
+    "memory_nodes": (),
+    "kv_events_endpoint": "",
+}
+
+
+def resolve_router(options: OptionValues, engine: EngineConfig, namespace: str, facts: str) -> EngineConfig:
+    """Return the configuration of a router for the model of `engine`. Raises OptionError."""
+    values = options.values
+    run_id = new_run_id()
+    run_dir = values["run_dir"] or str(runs_root() / run_id)
+    collector = values["otlp_traces_endpoint"]
+    if collector:
+        from engine.options.resolve_collector import resolve_collector
+
+        collector = resolve_collector(collector)
+    return msgspec.structs.replace(
+        engine,
+        **_OF_THE_ENGINE,
+        **resolve_http(options, run_dir),
+        **resolve_keys(values),
+        **{key: values[key] for key in _SAME},
+        **{f"{key}_s": values[key] for key in _SECONDS},
+        namespace=namespace,
+        namespace_facts=facts,
+        otlp_traces_endpoint=collector,
+        run_id=run_id,
+        run_dir=run_dir,
+    )
