@@ -7,32 +7,21 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.cluster.namespace import engine_facts
 from engine.config import EngineConfig
 from engine.errors import TokamakError
-from engine.installation import package_version
 from engine.messages import AdapterUse, WeightsRecord
 from engine.process.run_directory import Run
-from engine.process.topology import SCHEDULER, actors_of, default_plan
+from engine.process.topology import SCHEDULER, names_of
 from shm.blake2 import blake2b
 
 
 class Fingerprints:
     def __init__(self, config: EngineConfig, run: Run) -> None:
         self._run = run
-        self._engine = (
-            package_version(),
-            config.device,
-            config.ops,
-            config.kernels_text,
-            config.dtype,
-            config.quantization,
-            config.quantization_group_size,
-            config.calibration_digest,
-            config.vision_quantization,
-            config.kv_cache_dtype,
-        )
+        self._engine = engine_facts(config)
         self._path = config.model
-        self._schedulers = actors_of(SCHEDULER, [actor.name for actor in default_plan(config)])
+        self._schedulers = names_of(SCHEDULER, config.num_replicas)
         self._known: dict[tuple[str, str], str] = {}  # by version of the weights and contents of the adapter
         self._contents: dict[int, str] = {}  # digests of weights by version; the record forgets unused ones
 

@@ -19,7 +19,7 @@ from api.request_context import RequestContext
 from api.schemas.responses import Health, HealthProblem, Load, ReplicaLoad, Version
 from engine.installation import package_version
 from engine.messages import WeightsState
-from engine.process.topology import SCHEDULER, SUPERVISOR, actors_of
+from engine.process.topology import LINK, SCHEDULER, SUPERVISOR, actors_of, index_of
 from shm.counters import ActorSnapshot, Counters, ErrorSnapshot, State
 
 # a work loop writes its heartbeat every 100 ms; a worker after each op of a step, which may be long
@@ -37,8 +37,10 @@ async def health(request: Request) -> Response:
     context = RequestContext.of(request).services.context
     counters = context.counters
     errors = counters.errors.entries()
-    halted = halts(counters, errors)
-    found = problems(counters.actors(), errors, halted, time.monotonic_ns(), context.config.hang_timeout_s)
+    actors, halted = counters.actors(), halts(counters, errors)
+    if context.config.is_router:
+        actors, halted = of_router(actors, halted)
+    found = problems(actors, errors, halted, time.monotonic_ns(), context.config.hang_timeout_s)
     if not found and counters.counter("is_run_incomplete", SUPERVISOR).value:
         # it still serves, so load balancers should keep it; operators should see this before an actor dies
         return json_response(Health(status="ok", problems=[HealthProblem(SUPERVISOR, _last_error(SUPERVISOR, errors))]))
@@ -53,6 +55,14 @@ async def metrics(request: Request) -> Response:
     is_open = OPEN_METRICS in request.headers.get("accept", "").lower()
     text = await RequestContext.of(request).services.renderings.text(is_open)
     return Response(text, headers={"content-type": OPEN_METRICS_TYPE if is_open else TEXT_TYPE})
+
+
+def of_router(actors: Sequence[ActorSnapshot], halted: Mapping[str, str]) -> tuple[list[ActorSnapshot], dict[str, str]]:
+    """Return the actors of a router that count for its health, and why they are idle: it needs one replica of any engine, not
+    all of its places."""
+    others = [actor for actor in actors if actor.role != SCHEDULER]
+    are_serving = any(actor.role == SCHEDULER and actor.state is State.READY and actor.name not in halted for actor in actors)
+    return others, {} if are_serving else {LINK: "no engine of the list is ready; see `tokamak ctl errors`"}
 
 
 def problems(
@@ -131,7 +141,10 @@ async def load(request: Request) -> Response:
             free_kv_blocks=gauge("num_free_kv_blocks"),
         )
 
-    replicas = [of_replica(replica, name) for replica, name in enumerate(_actors(counters, SCHEDULER))]
+    names = _actors(counters, SCHEDULER)
+    if context.config.is_router:
+        names = tuple(name for name in names if counters.actor(name).state is State.READY)
+    replicas = [of_replica(index_of(name), name) for name in names]
     running, waiting = sum(each.running for each in replicas), sum(each.waiting for each in replicas)
     return json_response(Load(server_load=total("open_requests", "api"), running=running, waiting=waiting, replicas=replicas))
 

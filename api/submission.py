@@ -262,7 +262,7 @@ def shared_part(
         priority_of(request, body.priority, actor.config),
         context.arrival_ns,
         deadline_of(context, body),
-        pinned_replica(request.headers, actor.config.data_parallel_size),
+        pinned_replica(request.headers, actor.config.num_replicas),
         media or [],
         mask_bounds,
         options,

@@ -1,7 +1,7 @@
 """The cached blocks of a replica, as an engine's link tells routers: all of them, then changes.
 
-Reads the fingerprints that the cache actor writes (`shm/fingerprints.py`), only when that actor has done something since, and at
-most for a twentieth of the time.
+Reads the fingerprints that the cache actor writes (`shm/fingerprints.py`), only when that actor has done something since, and
+at most for a twentieth of the time.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ from engine.cluster.frames import (
 )
 from engine.cluster.key import read_key_file
 from engine.cluster.namespace import facts_text, namespace_of
+from engine.cluster.request_check import check_request
 from engine.cluster.sockets import KeyGate, LinkPoller, Socket, listen
 from engine.keys import without_secrets
 from engine.messages import Abort, Message, Output, Outputs, Rejected, Request, WeightsState, encode
@@ -59,6 +60,16 @@ MAX_KEPT_BYTES = 64 << 20
 MAX_WAITING_RECORDS = 256  # for a scheduler's ring; then nothing is read from routers
 MAX_FRAMES_PER_TURN = 256
 MAX_ROUTERS = 64
+
+
+class _Vocabulary(msgspec.Struct):
+    vocab_size: int
+
+
+class _Model(msgspec.Struct):
+    """The part of `model.msgpack` that the link needs."""
+
+    config: _Vocabulary
 
 
 class _Open(msgspec.Struct):
@@ -105,6 +116,7 @@ class EngineLink(Actor):
         self._replicas = [_Gauges(context, name) for name in context.schedulers]
         self._cached = [CachedBlocks(context, index) for index in range(len(context.schedulers))]
         self._next_report_ns = self._next_prefixes_ns = 0
+        self._vocab_size = msgspec.msgpack.decode(context.run.model_path.read_bytes(), type=_Model).config.vocab_size
         self._versions: list[int] = []  # of the weights of each replica, as the routers know them
         self._is_report_due = False
         self._num_routers = context.counter("link_peers")
@@ -286,6 +298,8 @@ class EngineLink(Actor):
                 self._forward(peer, body)
             case Drop(replica, abort):
                 self._check_replica(replica)
+                if len(abort.request_id) > MAX_NAME_CHARACTERS:
+                    raise WrongFrameError("an id that is too long")
                 peer.open.pop(abort.request_id, None)
                 abort.request_id = f"{peer.run}.{abort.request_id}"
                 self._to_schedulers[replica].post(abort)
@@ -298,15 +312,14 @@ class EngineLink(Actor):
 
     def _forward(self, peer: _Peer, body: Forward) -> None:
         self._check_replica(body.replica)
+        check_request(body.request, self.context.config, self._vocab_size)
         request = from_wire(body.request, time.monotonic_ns())
-        shared, tokenizer = request.shared, request.tokenizer
-        names = (tokenizer, shared.key, shared.api, *(own.request_id for own in request.sequences))
-        if max(map(len, names)) > MAX_NAME_CHARACTERS or any(own.prompt_index not in range(len(request.prompts)) for own in request.sequences):
-            raise WrongFrameError("a request with ids that are too long, or without its prompts")
-        run = peer.run
+        run, shared, tokenizer = peer.run, request.shared, request.tokenizer
         shared = msgspec.structs.replace(shared, key=f"{run}.{shared.key}", api=f"{run}.{shared.api}", pinned_replica=-1)
         sequences = [
-            msgspec.structs.replace(own, request_id=f"{run}.{own.request_id}", group_id=own.group_id and f"{run}.{own.group_id}")
+            msgspec.structs.replace(
+                own, request_id=f"{run}.{own.request_id}", group_id=f"{run}.{own.group_id}" if own.group_id else ""
+            )
             for own in request.sequences
         ]
         record = encode(Request(self.context.name, shared, request.prompts, sequences))
@@ -316,7 +329,9 @@ class EngineLink(Actor):
         if len(record) <= limit:
             self._to_schedulers[body.replica].post_records([record])
         else:
-            message = f"the tokenized request takes {len(record)} bytes, the limit of this engine is {limit}; send a shorter one"
+            message = (
+                f"the tokenized request takes {len(record)} bytes, the limit of this engine is {limit}; send a shorter one"
+            )
             for own in request.sequences:
                 del peer.open[own.request_id]
                 self._send(peer, Refusal(tokenizer, Rejected(own.request_id, own.attempt, shared.api, 400, message)))

@@ -4,7 +4,7 @@
     engine  ------->     router               Welcome or Goodbye; then Results, Refusal, Prefixes, Report, Goodbye
 
 A connection is one session: it begins with a Greeting, whose `session` only grows within a router's run. Frames are numbered
-from 1 in each direction; a gap, a repetition or anything that is not a frame ends the session, and what it had open begins again
+from 1 in each direction; a gap, a repetition or anything that is not a frame ends the session, and what it had open continues
 elsewhere. Monotonic clocks of two machines have nothing in common, so times travel as durations: in a Forward, `arrival_ns` is
 the age of the request and `deadline_ns` the time that is left.
 

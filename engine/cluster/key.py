@@ -1,7 +1,7 @@
 """The cluster key: one secret file, from which both ends of every connection derive their CURVE keys.
 
-`tokamak key FILE` makes it; it is copied to each machine. A router proves with the key pair of routers that it has the file, and
-an engine with the key pair of engines. The key is in no argument, log, manifest or message: processes read the file.
+`tokamak key FILE` makes it; it is copied to each machine. A router proves with the key pair of routers that it has the file,
+and an engine with the key pair of engines. The key is in no argument, log, manifest or message: processes read the file.
 """
 
 from __future__ import annotations

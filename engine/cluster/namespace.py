@@ -1,7 +1,8 @@
 """The namespace of an engine: everything except request and weights that determines the bytes of an answer.
 
-Two engines of one namespace with the same weights give the same bytes, so a stream can move between them. Batches, ranks, replicas, caches and drafts
-change no byte and are no part of it. Pure; `api/fingerprint.py` derives `system_fingerprint` from the same facts.
+Two engines of one namespace with the same weights give the same bytes, so a stream can move between them. Batches, ranks,
+replicas, caches and drafts change no byte and are no part of it. Pure; `api/fingerprint.py` derives `system_fingerprint` from
+the same facts.
 """
 
 from __future__ import annotations

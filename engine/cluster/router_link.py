@@ -3,10 +3,10 @@
     tokenizers  Request, Abort        ->  lanes of a place  ->  Forward, Drop       the engine that has this place
     tokenizers  Outputs, Rejected     <-  link              <-  Results, Refusal    any engine
 
-Each replica of an engine has a place: a row `scheduler<k>` of the actor table with gauges and fingerprints, which the link writes.
-A session that ends is the next epoch of its places, by which the api submits what was open there again, as after the death of a
-scheduler on this machine. The link keeps no request: what reaches a place without a session is dropped, and the place gets its
-next epoch as soon as any place is ready.
+Each replica of an engine has a place: a row `scheduler<k>` of the actor table with gauges and fingerprints, which the link
+writes. A session that ends is the next epoch of its places, by which the api submits what was open there again, as after the
+death of a scheduler on this machine. The link keeps no request: what reaches a place without a session is dropped, and the
+place gets its next epoch as soon as any place is ready.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from engine.cluster.key import read_key_file
 from engine.cluster.membership import Address, EngineFile
 from engine.cluster.sockets import LinkPoller, Socket, dealer
 from engine.errors import OptionError
-from engine.messages import Abort, Message, Outputs, Request, WeightsRecord, decode, encode
+from engine.messages import Abort, Message, Outputs, Request, WeightsRecord, decode
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox, earliest
@@ -249,10 +249,9 @@ class RouterLink(Actor):
         drain_ns = int(self.context.config.drain_timeout_s * 1e9)
         session = engine.session
         is_idle = session is None or not any(load.num_requests_running + load.num_requests_waiting for load in session.loads)
-        if not (is_idle and session is not None and not session.unseen) and session is not None:
-            if now_ns - engine.is_leaving_ns < drain_ns:
-                return
         if session is not None:
+            if (session.unseen or not is_idle) and now_ns - engine.is_leaving_ns < drain_ns:
+                return
             self._end(engine, "it left the list")
         self._give_back(engine)
         del self._engines[engine.address]

@@ -41,7 +41,7 @@ class Observer:
             taken_ns=now_ns,
             is_alive=self._counters.segment.owner.is_alive(),
             rows=[_row(metric) for metric in read["metrics"]],
-            actors=[_actor(actor, now_ns) for actor in self._counters.actors()],
+            actors=[_actor(actor, now_ns) for actor in self._counters.actors() if actor.epoch],  # not places without an engine
             rings=[
                 Ring(ring.receiver, ring.sender, ring.capacity_bytes, ring.fill_bytes, ring.num_records, ring.num_full_waits)
                 for ring in rings(self._run.run_id)

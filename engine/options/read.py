@@ -154,9 +154,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     return content
 
 
-def take_environment(
-    found: OptionValues, environment: Mapping[str, str], options: Mapping[str, Option] = OPTIONS
-) -> None:
+def take_environment(found: OptionValues, environment: Mapping[str, str], options: Mapping[str, Option] = OPTIONS) -> None:
     for variable, key in FOREIGN_VARIABLES.items():
         if environment.get(variable) and key in options:
             take(found, key, environment[variable], variable, options)

@@ -29,6 +29,7 @@ from engine.errors import CheckpointError, OptionError, TooLargeError
 from engine.kv_groups import KvGroup, longest_sequence, num_moving, num_pages
 from engine.options.idle import note_idle
 from engine.options.resolve_captures import resolve_captures
+from engine.options.resolve_cluster import resolve_cluster
 from engine.options.resolve_device import (
     ARENA_LIBRARIES,
     AskPaddle,
@@ -40,7 +41,6 @@ from engine.options.resolve_device import (
 from engine.options.resolve_drafts import check_drafts, choose_drafts
 from engine.options.resolve_encoder import resolve_encoder
 from engine.options.resolve_files import with_files, with_revision
-from engine.options.resolve_cluster import resolve_cluster
 from engine.options.resolve_http import resolve_http, resolve_keys
 from engine.options.resolve_lora import resolve_lora
 from engine.options.resolve_media import resolve_media

@@ -1,4 +1,4 @@
-"""Options about other machines: of an engine that routers may use, and of a router. Used by `resolve.py` and `resolve_router.py`."""
+"""Options of an engine that routers on other machines may use. Used by `engine/options/resolve.py`."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Names are the role with an index (`api0`, `worker0`); a role with one actor per 
 (`scheduler`, `cache`). Ranks are numbered replica by replica: `worker<r>` is replica r // TP, tensor rank r % TP. A mailbox has
 one ring per sender; the supervisor's ring, the control ring, is always the first.
 
-A router (`tokamak router`) has no replicas of its own. Each replica of its engines has a place there: `scheduler<k>` is a row of
-the actor table without a process. The link stands behind all of them: its mailbox has a ring, a lane, from each tokenizer to
+A router (`tokamak router`) has no replicas of its own. Each replica of its engines has a place there: `scheduler<k>` is a row
+of the actor table without a process. The link stands behind all of them: its mailbox has a ring, a lane, from each tokenizer to
 each place.
 """
 

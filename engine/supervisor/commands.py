@@ -135,7 +135,8 @@ class SupervisorCommands:
 
     def _list(self, command: Command) -> None:
         now_ns = time.monotonic_ns()
-        rows = [_row(actor, now_ns) for actor in self._engine.segments.counters.actors()]
+        actors = self._engine.segments.counters.actors()
+        rows = [_row(actor, now_ns) for actor in actors if actor.epoch]  # the others are places without an engine
         self._server.reply(Reply(command.command_id, 200, "", {"actors": rows}))
 
     def _restart(self, command: Command, name: str, by: str) -> None:
@@ -154,7 +155,9 @@ class SupervisorCommands:
             self._engine.restart(name)
 
     def _adapt(self, command: Command) -> None:
-        if self._engine.is_serving:
+        if self._engine.config.is_router:
+            self._refuse(command, 409, "a router serves no adapters; load them on an engine and use the engine's own address")
+        elif self._engine.is_serving:
             self.adapters.begin(command)
         else:
             self._refuse(command, 503, _NOT_SERVING)
@@ -171,6 +174,9 @@ class SupervisorCommands:
             self._rebalances.begin(command, self._engine.segments.rank_groups[0].members, config.num_ranks)
 
     def _forward(self, command: Command) -> None:
+        if self._engine.config.is_router:
+            self._refuse(command, 409, "a router has no weights and no cache; send this order to each of its engines")
+            return
         if self._rebalances.is_under_way and changes_weights(command.order):
             self._refuse(command, 409, "a rebalancing is in progress; try again when it has finished")
             return

@@ -1,8 +1,8 @@
 """`tokamak serve` and `tokamak router`: makes a configuration from the options, a run from the configuration, starts the
 supervisor, and prints the ready lines.
 
-Called by `tools/serving.py` and `tools/router.py`. Exit codes: 0 asked to stop, 1 failed, 2 bad options or a checkpoint that cannot be
-served.
+Called by `tools/serving.py` and `tools/router.py`. Exit codes: 0 asked to stop, 1 failed, 2 bad options or a checkpoint that
+cannot be served.
 """
 
 from __future__ import annotations

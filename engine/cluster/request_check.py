@@ -1,0 +1,122 @@
+"""What an engine's link checks in a request of a router before schedulers and ranks see it.
+
+On one machine the api and the tokenizer have checked all of it, and nobody else can write into their rings. A peer may be
+anything that has the key, so here every number has its range: a wrong one ends the session of that peer and harms nobody else.
+Whether a request fits the engine (its length, its limits) is the scheduler's to decide; then it is refused as usual. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+
+from engine.cluster.frames import MAX_NAME_CHARACTERS, WrongFrameError
+from engine.config import MAX_LOGPROBS, EngineConfig
+from engine.messages import Request, SamplingParams, TokenizedPrompt
+
+MAX_INT32 = (1 << 31) - 1
+MAX_SEQUENCES = 4096
+MAX_IDS = 1 << 20  # in a list of token ids
+MAX_GRAMMAR_BYTES = 16 << 20  # a grammar is longer than the text of the request
+_TIME_NS = 1 << 62
+
+# ranges of numbers: least, most
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_k": (-1, MAX_INT32),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0, 10),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "seed": (0, (1 << 64) - 1),
+    "sample_index": (0, MAX_INT32),
+    "min_tokens": (0, MAX_INT32),
+    "max_tokens": (-1, MAX_INT32),
+    "num_logprobs": (-1, MAX_LOGPROBS),
+    "num_prompt_logprobs": (-1, MAX_LOGPROBS),
+    "top_n_sigma": (-1, 100),
+    "typical_p": (0, 1),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
+    "dry_multiplier": (0, 100),
+    "dry_base": (1, 100),
+    "dry_allowed_length": (0, MAX_INT32),
+    "dry_last_n": (-1, MAX_INT32),
+}
+
+
+def check_request(request: Request, config: EngineConfig, vocab_size: int) -> None:
+    """Raise WrongFrameError if a request has something that no router sends. `vocab_size`: token ids are below it."""
+    shared = request.shared
+    names = [request.tokenizer, shared.key, shared.api, shared.source, shared.options.cache_salt]
+    names += [name for own in request.sequences for name in (own.request_id, own.group_id)]
+    if max(map(len, names)) > MAX_NAME_CHARACTERS:
+        raise WrongFrameError("a request with an id that is too long")
+    if not 0 < len(request.sequences) <= MAX_SEQUENCES or not 0 < len(request.prompts) <= MAX_SEQUENCES:
+        raise WrongFrameError(f"{len(request.sequences)} sequences of {len(request.prompts)} prompts")
+    _check_range("priority", shared.priority, -MAX_INT32, MAX_INT32)
+    _check_range("age", shared.arrival_ns, 0, _TIME_NS)
+    _check_range("time left", shared.deadline_ns, 0, _TIME_NS)
+    if shared.options.adapter is not None:
+        raise WrongFrameError("a request for an adapter; this version sends none to other machines")
+    if shared.media or any(prompt.units for prompt in request.prompts):
+        raise WrongFrameError("a request with media; this version sends none to other machines")
+    for prompt in request.prompts:
+        _check_prompt(prompt, vocab_size)
+    if len(shared.mask_bounds) % 8 or (shared.mask_bounds and config.kv_groups[0].window):
+        raise WrongFrameError("bounds of attention that are none, or that the model does not take")
+    for own in request.sequences:
+        _check_range("prompt", own.prompt_index, 0, len(request.prompts) - 1)
+        _check_range("sample", own.sample_index, 0, MAX_INT32)
+        _check_range("attempt", own.attempt, 0, MAX_INT32)
+        _check_range("scored tokens", own.num_scored_prompt_tokens, 0, MAX_INT32)
+        _check_tokens(own.resume_token_ids, vocab_size)
+    _check_sampling(shared.sampling, config, vocab_size)
+
+
+def _check_prompt(prompt: TokenizedPrompt, vocab_size: int) -> None:
+    _check_tokens(prompt.token_ids, vocab_size)
+    _check_range("max_tokens", prompt.max_tokens, -1, MAX_INT32)
+    _check_range("second text", prompt.second_start, 0, len(prompt.token_ids) // 4)
+
+
+def _check_sampling(sampling: SamplingParams, config: EngineConfig, vocab_size: int) -> None:
+    for name, (least, most) in _RANGES.items():
+        _check_range(name, getattr(sampling, name), least, most)
+    words = sampling.bad_words_token_ids
+    lists = (sampling.stop_token_ids, sampling.allowed_token_ids, sampling.logprob_token_ids, sampling.dry_breaker_token_ids)
+    for ids in (*lists, [*sampling.logit_bias], *words, [len(word) - 1 for word in words]):
+        _check_ids(ids, vocab_size)
+    for bias in sampling.logit_bias.values():
+        _check_range("logit_bias", bias, -100, 100)
+    _check_tokens(sampling.prediction_token_ids, vocab_size)
+    if (sampling.pooling is None) != (config.pooling is None):
+        raise WrongFrameError("a request for another task than this engine's")
+    if sampling.pooling is not None and config.pooling is not None:
+        _check_range("dimensions", sampling.pooling.num_dimensions, 0, config.pooling.num_values)
+    grammar = sampling.grammar
+    if grammar is not None:
+        _check_tokens(grammar.end_of_thinking, vocab_size)
+        _check_tokens(grammar.begin_of_thinking, vocab_size)
+        _check_range("reasoning tokens", grammar.max_thinking_tokens, -1, MAX_INT32)
+        _check_range("size of the grammar", len(grammar.text), 0, MAX_GRAMMAR_BYTES)
+
+
+def _check_tokens(data: bytes, vocab_size: int) -> None:
+    """Check int32 token ids."""
+    if len(data) % 4:
+        raise WrongFrameError(f"{len(data)} bytes of token ids")
+    ids = array("i", data)
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        raise WrongFrameError(f"token ids outside the vocabulary of {vocab_size} tokens")
+
+
+def _check_ids(ids: list[int], vocab_size: int) -> None:
+    if len(ids) > MAX_IDS or not all(0 <= token_id < vocab_size for token_id in ids):
+        raise WrongFrameError(f"token ids outside the vocabulary of {vocab_size} tokens, or too many of them")
+
+
+def _check_range(name: str, value: float, least: float, most: float) -> None:
+    if not (math.isfinite(value) and least <= value <= most):
+        raise WrongFrameError(f"{name} is {value}, expected {least} to {most}")
