@@ -89,7 +89,7 @@ class _Peer(msgspec.Struct):
     heard_ns: int
     seen: int = 0  # frames received
     sent: int = 0  # frames sent
-    reported: int = 0  # `seen` of the last report
+    taken: int = 0  # frames whose requests the schedulers have taken
     kept: deque[bytes] = msgspec.field(default_factory=deque)  # frames that it has not read
     num_kept_bytes: int = 0
     open: dict[str, _Open] = {}  # by the router's request id
@@ -346,6 +346,7 @@ class EngineLink(Actor):
     def _report(self, now_ns: int) -> None:
         self._next_report_ns = now_ns + REPORT_INTERVAL_NS
         self._is_report_due = False
+        are_taken = self._are_taken  # before the gauges are read, which then show them
         loads = [gauges.load() for gauges in self._replicas] if self._peers else []
         if self._peers and self._weight_versions() != self._versions:
             for peer in list(self._peers.values()):
@@ -354,9 +355,9 @@ class EngineLink(Actor):
             if now_ns - peer.heard_ns > FORGET_NS:
                 self._end(peer, f"nothing was heard from it for {FORGET_NS // 1_000_000_000} s")
                 continue
-            if self._are_taken:
-                peer.reported = peer.seen
-            self._send(peer, Report(peer.reported, loads))
+            if are_taken:
+                peer.taken = peer.seen
+            self._send(peer, Report(peer.seen, peer.taken, len(peer.open), loads))
 
     def _weight_versions(self) -> list[int]:
         """Return the version of the weights of each replica; 0: they are not in memory."""

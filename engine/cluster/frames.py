@@ -112,7 +112,9 @@ class Load(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Report(msgspec.Struct, tag=True, array_like=True, gc=False):
     """The engine lives, and this is its load."""
 
-    seen: int  # number of the last frame whose requests the schedulers have taken
+    received: int  # number of the last frame that the link has read
+    taken: int  # number of the last frame whose requests the schedulers have taken
+    num_open: int  # sequences of this router
     loads: list[Load]  # of each replica
 
 

@@ -123,8 +123,11 @@ class _Session(msgspec.Struct):
     seen: int = 0  # frames received
     sent: int = 0  # frames sent
     is_welcome: bool = False
+    is_held: bool = False  # the lanes to its places keep their records, because `kept` has frames
     next_beat_ns: int = 0
     loads: list[Load] = []
+    is_idle: bool = False  # none of this router's sequences is open there
+    last_forward: int = 0  # number of the frame
     kept: deque[bytes] = msgspec.field(default_factory=deque)  # frames that do not fit the connection
     unseen: deque[tuple[int, int, int]] = msgspec.field(default_factory=deque)  # frame, replica and sequences of Forwards
 
@@ -209,6 +212,7 @@ class RouterLink(Actor):
                 return message
             self._send(engine, session, Forward(replica, to_wire(message, time.monotonic_ns())))
             session.unseen.append((session.sent, replica, len(message.sequences)))
+            session.last_forward, session.is_idle = session.sent, False
             self._show(engine, session)
         elif isinstance(message, Abort):
             if engine is not None and session is not None:
@@ -248,9 +252,8 @@ class RouterLink(Actor):
         """Forget an engine that left the list once nothing is open there, or its streams had their time."""
         drain_ns = int(self.context.config.drain_timeout_s * 1e9)
         session = engine.session
-        is_idle = session is None or not any(load.num_requests_running + load.num_requests_waiting for load in session.loads)
         if session is not None:
-            if (session.unseen or not is_idle) and now_ns - engine.is_leaving_ns < drain_ns:
+            if not session.is_idle and now_ns - engine.is_leaving_ns < drain_ns:
                 return
             self._end(engine, "it left the list")
         self._give_back(engine)
@@ -329,12 +332,12 @@ class RouterLink(Actor):
         assert session is not None
         if session.is_welcome:
             self._num_ended.add(1)
+            for place in engine.places:
+                place.lose()
+                self._hold(place, is_held=False)
         engine.session = None
         engine.next_attempt_ns = time.monotonic_ns() + (0 if session.is_welcome else RETRY_INTERVAL_NS)
         self._close(session)
-        for place in engine.places:
-            place.lose()
-            self._hold(place, is_held=False)
         if engine.trouble != reason:
             engine.trouble = reason
             self._report(f"engine {engine.address}: {reason}")
@@ -343,6 +346,7 @@ class RouterLink(Actor):
         self._poller.remove(session.socket)
         self._poller.remove(session.monitor)
         session.socket.disable_monitor()
+        session.monitor.close(0)
         session.socket.close(0)
 
     def _rescue(self) -> None:
@@ -425,7 +429,8 @@ class RouterLink(Actor):
         if len(report.loads) != len(engine.places):
             raise WrongFrameError(f"it reports {len(report.loads)} replicas, not {len(engine.places)}")
         session.loads = report.loads
-        while session.unseen and session.unseen[0][0] <= report.seen:
+        session.is_idle = not report.num_open and report.received >= session.last_forward
+        while session.unseen and session.unseen[0][0] <= report.taken:
             session.unseen.popleft()
         for place, load in zip(engine.places, report.loads, strict=True):
             if place.epoch not in (0, load.epoch):  # its scheduler was restarted and knows nothing of before
@@ -454,16 +459,16 @@ class RouterLink(Actor):
 
     def _flush(self, engine: _Engine, session: _Session) -> None:
         """Send as much as fits; while frames are left, the lanes of the engine's places keep theirs."""
-        was_full = len(session.kept) > 1
         while session.kept:
             try:
                 session.socket.send(session.kept[0], zmq.NOBLOCK)
             except zmq.Again:
                 break
             self._sent_bytes.add(len(session.kept.popleft()))
-        if session.kept or was_full:
+        if session.is_held != bool(session.kept):
+            session.is_held = bool(session.kept)
             for place in engine.places:
-                self._hold(place, is_held=bool(session.kept))
+                self._hold(place, is_held=session.is_held)
 
     def _hold(self, place: Place, *, is_held: bool) -> None:
         for tokenizer in self._tokenizers:

@@ -136,8 +136,9 @@ class Run(msgspec.Struct, frozen=True):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             actors = msgspec.json.decode(read_document(self.manifest_path), type=_ManifestActors).actors
         names = [actor.name for actor in actors if "/" not in actor.name]
-        schedulers = actors_of(SCHEDULER, names) or (SCHEDULER,)
-        documents = (self.model_path, self.vocabulary_path, *map(self.weights_path, schedulers), self.adapters_path)
+        stem = self.weights_path().stem
+        weights = [path for name in (f"{stem}*.json", f".{stem}*.json.new") for path in self.directory.glob(name)]
+        documents = (self.model_path, self.vocabulary_path, *weights, self.adapters_path)
         documents = (*documents, self.manifest_path)
         return [
             *map(self.log_path, names),

@@ -185,7 +185,7 @@ def senders_of(receiver: str, names: Sequence[str]) -> tuple[str, ...]:
         return (SUPERVISOR, *(lane_of(tokenizer, place) for place in places for tokenizer in actors_of("tokenizer", names)))
     roles = _SENDERS.get(role_of(receiver))
     if places:
-        roles = (*(roles or ()), LINK)
+        roles = tuple(LINK if role == SCHEDULER else role for role in roles or ROLES)
         names = [name for name in names if name not in places]
     heard = [name for name in names if name not in (receiver, SUPERVISOR) and (roles is None or role_of(name) in roles)]
     if role_of(receiver) in _OF_A_REPLICA:

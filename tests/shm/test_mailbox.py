@@ -179,3 +179,20 @@ def test_close_while_another_thread_waits_is_harmless(run_id: str) -> None:
 def test_rings_are_cache_line_apart(run_id: str) -> None:
     mailbox, _ = open_mailbox(run_id, "supervisor", "api0", "api1")
     assert all(offset % layout.LINE == 0 for offset in ring_offsets(mailbox.segment.buffer))
+
+
+def test_held_ring_keeps_its_records(run_id: str) -> None:
+    """It is neither received nor waited for, fills, and is received in order once it is released."""
+    mailbox = Mailbox.create(run_id, "b0", ["supervisor", "a0", "a1"], 1024)
+    held, other = (MailboxSender.attach(run_id, "b0", name, 1) for name in ("a0", "a1"))
+    mailbox.hold("a0", True)
+    num_sent = 0
+    while held.try_send(b"%d" % num_sent):
+        num_sent += 1
+    assert num_sent > 3
+    assert not mailbox.wait(1_000_000)
+    assert other.try_send(b"free")
+    assert mailbox.wait(1_000_000)
+    assert mailbox.receive() == [("a1", b"free")]
+    mailbox.hold("a0", False)
+    assert mailbox.receive() == [("a0", b"%d" % number) for number in range(num_sent)]

@@ -13,9 +13,12 @@ from engine.process.segments import RunSegments, require_room, required_bytes, u
 from engine.process.topology import (
     SHARED_BUDGET_BYTES,
     default_plan,
+    ends_of,
     index_of,
     partner_of,
+    places_of,
     readers_of,
+    ring_of,
     ring_sizes,
     rings_bytes,
     role_of,
@@ -190,3 +193,25 @@ def test_too_little_shared_memory_names_numbers_and_remedies() -> None:
     require_room(10 << 20, 10 << 20)
     with pytest.raises(StartError, match=r"need 10 MiB of shared memory, /dev/shm has 1 MiB free; enlarge it"):
         require_room(10 << 20, 1 << 20)
+
+
+def test_places_of_a_router_have_lanes_to_its_link() -> None:
+    """Their schedulers are rows without mailboxes: each tokenizer has a ring to each of them in the link's mailbox, and hears
+    the link alone."""
+    names = ("api0", "tokenizer0", "tokenizer1", "link", "scheduler0", "scheduler1")
+    assert places_of(names) == ("scheduler0", "scheduler1")
+    assert senders_of("link", names)[1:] == ("tokenizer0.0", "tokenizer1.0", "tokenizer0.1", "tokenizer1.1")
+    assert senders_of("tokenizer1", names) == ("supervisor", "api0", "link")
+    assert senders_of("api0", names) == ("supervisor", "tokenizer0", "tokenizer1")
+    assert ring_of("tokenizer1", "scheduler0", names) == ("link", "tokenizer1.0")
+    assert ends_of("tokenizer1.0") == ("tokenizer1", 0)
+    assert set(ring_sizes(names, 64).mailbox) == {"api0", "tokenizer0", "tokenizer1", "link"}
+
+
+def test_link_of_an_engine_is_one_more_tokenizer() -> None:
+    names = (*NAMES, "link")
+    assert places_of(names) == ()
+    assert senders_of("link", names) == ("supervisor", "scheduler", "cache")
+    assert "link" in senders_of("scheduler", names)
+    assert "link" not in senders_of("tokenizer0", names)
+    assert ring_of("tokenizer0", "scheduler", names) == ("scheduler", "tokenizer0")

@@ -1,0 +1,35 @@
+"""A router under test: `tokamak router` as a child process of the test, for engines that listen on addresses of loopback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.e2e.engine_process import ADMIN_KEY, EngineProcess
+
+
+class RouterProcess(EngineProcess):
+    """`engines`: addresses in the router's list, which is written to `directory`."""
+
+    def __init__(self, directory: Path, engines: Sequence[str], *options: str) -> None:
+        super().__init__("")
+        self.list = directory / "engines"
+        self.write(engines)
+        self.command = [sys.executable, "-m", "tools.cli", "router", "--engines", str(self.list), "--port", "0"]
+        self.command += ["--admin-key", ADMIN_KEY, "--end-with", str(os.getpid()), *options]
+
+    def write(self, engines: Sequence[str]) -> None:
+        """Change the list at once."""
+        unfinished = self.list.with_suffix(".new")
+        unfinished.write_text("\n".join(["# engines", *engines, ""]))
+        unfinished.replace(self.list)
+
+
+def free_address() -> str:
+    """Return an address of loopback where nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
