@@ -6,6 +6,7 @@ concern that several processes share:
     options/      the user's options, resolved into one frozen configuration (`config.py`)
     checkpoint/   what a model's files say, without reading weights
     parallel/     which replica a prompt goes to, which rank computes an expert
+    cluster/      a router and its engines on other machines: frames, key, list of engines, links
     grammars/     structured output: formats of requests, and matchers that find the allowed tokens
     parsers/      tool calls and thinking in a model's text
     observation/  the state of an engine, read from its shared memory

@@ -52,7 +52,7 @@ from engine.process.outbox import BackloggedOutbox, Outbox, earliest
 from engine.process.run_directory import is_run_id
 from engine.process.topology import SCHEDULER, readers_of, role_of
 
-REPORT_INTERVAL_NS = 100_000_000
+LOOK_INTERVAL_NS = 1_000_000_000  # between looks for routers that are silent
 PREFIX_INTERVAL_NS = 50_000_000
 FORGET_NS = 10_000_000_000  # of silence, after which a router's sequences are aborted
 MAX_KEPT_FRAMES = 4096  # for a router that does not read; then its session ends
@@ -73,7 +73,7 @@ class _Model(msgspec.Struct):
 
 
 class _Open(msgspec.Struct):
-    """A sequence of a router that is open here."""
+    """Sequence of a router that is open here."""
 
     scheduler: int
     tokenizer: str  # of the router
@@ -89,6 +89,7 @@ class _Peer(msgspec.Struct):
     heard_ns: int
     seen: int = 0  # frames received
     sent: int = 0  # frames sent
+    is_report_due: bool = False
     taken: int = 0  # frames whose requests the schedulers have taken
     kept: deque[bytes] = msgspec.field(default_factory=deque)  # frames that it has not read
     num_kept_bytes: int = 0
@@ -115,7 +116,7 @@ class EngineLink(Actor):
         self._to_schedulers = [BackloggedOutbox(outbox.send_bytes) for outbox in self._outboxes]
         self._replicas = [_Gauges(context, name) for name in context.schedulers]
         self._cached = [CachedBlocks(context, index) for index in range(len(context.schedulers))]
-        self._next_report_ns = self._next_prefixes_ns = 0
+        self._next_look_ns = self._next_prefixes_ns = 0
         self._vocab_size = msgspec.msgpack.decode(context.run.model_path.read_bytes(), type=_Model).config.vocab_size
         self._versions: list[int] = []  # of the weights of each replica, as the routers know them
         self._is_report_due = False
@@ -139,8 +140,9 @@ class EngineLink(Actor):
         if now_ns >= self._next_prefixes_ns:
             self._next_prefixes_ns = now_ns + PREFIX_INTERVAL_NS
             self._tell_prefixes()
-        if now_ns >= self._next_report_ns or (self._is_report_due and self._are_taken):
-            self._report(now_ns)
+        self._report()
+        if now_ns >= self._next_look_ns:
+            self._forget_silent(now_ns)
         for peer in list(self._peers.values()):
             self._flush(peer)
         self._num_open.set(sum(len(peer.open) for peer in self._peers.values()))
@@ -149,10 +151,9 @@ class EngineLink(Actor):
     def deadline_ns(self) -> int:
         waiting_ns = earliest(*(outbox.deadline_ns() for outbox in self._to_schedulers))
         kept_ns = time.monotonic_ns() + 2_000_000 if any(peer.kept for peer in self._peers.values()) else 0
-        report_ns = self._next_report_ns if self._peers else 0
-        prefixes_ns = self._next_prefixes_ns if self._peers else 0
+        look_ns = self._next_look_ns if self._peers else 0
         taken_ns = time.monotonic_ns() + 1_000_000 if self._is_report_due else 0
-        return earliest(waiting_ns, kept_ns, report_ns, prefixes_ns, taken_ns)
+        return earliest(waiting_ns, kept_ns, look_ns, taken_ns)
 
     def on_stop(self) -> None:
         for peer in list(self._peers.values()):
@@ -183,7 +184,7 @@ class EngineLink(Actor):
         self._to_schedulers[index].clear()
         for peer in self._peers.values():
             peer.open = {key: open_ for key, open_ in peer.open.items() if open_.scheduler != index}
-        self._next_report_ns = 0
+            peer.is_report_due = True
 
     def _take_outputs(self, outputs: list[Output]) -> None:
         found: dict[tuple[str, str], list[Output]] = {}
@@ -269,7 +270,7 @@ class EngineLink(Actor):
         self._send(peer, welcome)
         for index, cached in enumerate(self._cached):
             self._send(peer, Prefixes(index, True, cached.whole()))
-        self._next_report_ns = 0
+        peer.is_report_due = True
 
     def _welcome(self, *, wants_model: bool) -> Welcome:
         """Return the answer to a greeting. Raises WrongFrameError as long as it is not known which weights the engine has."""
@@ -306,7 +307,7 @@ class EngineLink(Actor):
             case Leave(tokenizer):
                 self._abort(peer, [name for name, open_ in peer.open.items() if open_.tokenizer == tokenizer])
             case Beat():
-                pass
+                peer.is_report_due = True
             case _:
                 raise WrongFrameError(f"a {type(body).__name__} does not come from a router")
 
@@ -343,21 +344,30 @@ class EngineLink(Actor):
 
     # -------------------------------------------------------------------------------------------------- to the routers
 
-    def _report(self, now_ns: int) -> None:
-        self._next_report_ns = now_ns + REPORT_INTERVAL_NS
-        self._is_report_due = False
+    def _report(self) -> None:
+        """Answer heartbeats, and tell all routers when the schedulers have taken new requests."""
         are_taken = self._are_taken  # before the gauges are read, which then show them
-        loads = [gauges.load() for gauges in self._replicas] if self._peers else []
-        if self._peers and self._weight_versions() != self._versions:
+        is_for_all = self._is_report_due and are_taken
+        due = [peer for peer in self._peers.values() if is_for_all or peer.is_report_due]
+        if not due:
+            return
+        self._is_report_due = self._is_report_due and not are_taken
+        if self._weight_versions() != self._versions:
             for peer in list(self._peers.values()):
                 self._end(peer, "its weights have changed")
-        for peer in list(self._peers.values()):
-            if now_ns - peer.heard_ns > FORGET_NS:
-                self._end(peer, f"nothing was heard from it for {FORGET_NS // 1_000_000_000} s")
-                continue
+            return
+        loads = [gauges.load() for gauges in self._replicas]
+        for peer in due:
+            peer.is_report_due = False
             if are_taken:
                 peer.taken = peer.seen
             self._send(peer, Report(peer.seen, peer.taken, len(peer.open), loads))
+
+    def _forget_silent(self, now_ns: int) -> None:
+        self._next_look_ns = now_ns + LOOK_INTERVAL_NS
+        for peer in list(self._peers.values()):
+            if now_ns - peer.heard_ns > FORGET_NS:
+                self._end(peer, f"nothing was heard from it for {FORGET_NS // 1_000_000_000} s")
 
     def _weight_versions(self) -> list[int]:
         """Return the version of the weights of each replica; 0: they are not in memory."""
@@ -429,7 +439,7 @@ class EngineLink(Actor):
 
 
 class _Gauges:
-    """What a replica's gauges show."""
+    """Gauges of a replica."""
 
     def __init__(self, context: ActorContext, scheduler: str) -> None:
         self._context = context

@@ -84,7 +84,7 @@ class Welcome(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class Results(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """What a step produced for sequences of a tokenizer of the router."""
+    """Outputs of a step for sequences of a tokenizer of the router."""
 
     tokenizer: str
     outputs: list[Output]

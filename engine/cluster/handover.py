@@ -1,4 +1,4 @@
-"""What a router gets from its first engine before it starts: configuration, model record and namespace."""
+"""Handover of configuration, model record and namespace from an engine to a router that starts."""
 
 from __future__ import annotations
 

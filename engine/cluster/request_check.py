@@ -1,4 +1,4 @@
-"""What an engine's link checks in a request of a router before schedulers and ranks see it.
+"""Checks of a router's request by the link of an engine, before schedulers and ranks see it.
 
 On one machine the api and the tokenizer have checked all of it, and nobody else can write into their rings. A peer may be
 anything that has the key, so here every number has its range: a wrong one ends the session of that peer and harms nobody else.

@@ -124,7 +124,6 @@ class _Session(msgspec.Struct):
     sent: int = 0  # frames sent
     is_welcome: bool = False
     is_held: bool = False  # the lanes to its places keep their records, because `kept` has frames
-    next_beat_ns: int = 0
     loads: list[Load] = []
     is_idle: bool = False  # none of this router's sequences is open there
     last_forward: int = 0  # number of the frame
@@ -162,6 +161,7 @@ class RouterLink(Actor):
         outboxes = {name: context.outbox(name) for name in self._tokenizers}
         self._to_tokenizers = {name: BackloggedOutbox(outbox.send_bytes) for name, outbox in outboxes.items()}
         self._sessions = context.epoch << 32  # number of the last session
+        self._next_beat_ns = 0
         self._num_engines = {state: context.counter("router_engines", state=state) for state in ("ready", "quiet", "gone")}
         self._received_bytes = context.counter("link_received_bytes_total")
         self._sent_bytes = context.counter("link_sent_bytes_total")
@@ -181,8 +181,11 @@ class RouterLink(Actor):
         now_ns = time.monotonic_ns()
         self._look_at_list(now_ns)
         num_done = sum(outbox.flush() for outbox in self._to_tokenizers.values())
+        is_beat = now_ns >= self._next_beat_ns
+        if is_beat:
+            self._next_beat_ns = now_ns + BEAT_INTERVAL_NS
         for engine in list(self._engines.values()):
-            num_done += self._serve(engine, now_ns)
+            num_done += self._serve(engine, now_ns, is_beat=is_beat)
         self._rescue()
         return num_done
 
@@ -190,7 +193,7 @@ class RouterLink(Actor):
         waiting_ns = earliest(*(outbox.deadline_ns() for outbox in self._to_tokenizers.values()))
         sessions = [engine.session for engine in self._engines.values() if engine.session is not None]
         kept_ns = time.monotonic_ns() + 2_000_000 if any(session.kept for session in sessions) else 0
-        return earliest(waiting_ns, kept_ns, *(session.next_beat_ns for session in sessions))
+        return earliest(waiting_ns, kept_ns, self._next_beat_ns)
 
     def on_stop(self) -> None:
         for engine in self._engines.values():
@@ -267,7 +270,7 @@ class RouterLink(Actor):
 
     # -------------------------------------------------------------------------------------------------- sessions
 
-    def _serve(self, engine: _Engine, now_ns: int) -> int:
+    def _serve(self, engine: _Engine, now_ns: int, *, is_beat: bool) -> int:
         """Do what is due for an engine; return how many frames it sent."""
         if engine.is_leaving_ns:
             self._retire(engine, now_ns)
@@ -294,8 +297,7 @@ class RouterLink(Actor):
         elif session.is_welcome and silence_ns > self.context.config.peer_silence_s * 1e9:
             for place in engine.places:
                 place.quiet()
-        if engine.session is session and now_ns >= session.next_beat_ns and session.is_welcome:
-            session.next_beat_ns = now_ns + BEAT_INTERVAL_NS
+        if engine.session is session and is_beat and session.is_welcome:
             self._send(engine, session, Beat())
         return num_done
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from engine.errors import OptionError
 
 _ONE_HOST = {"nnodes": "1", "node_rank": "0"}  # values that mean one host
-_HOSTS = "an engine runs on 1 host; start one engine per host and balance requests by GET /load"
+_HOSTS = "an engine runs on 1 host; start one engine per host with --cluster-listen, and `tokamak router` in front of them"
 _REPLICAS = "all replicas run on 1 host; use only --data-parallel-size"
 _RANKS = "ranks are processes on 1 host; remove it"
 

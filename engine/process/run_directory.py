@@ -136,10 +136,8 @@ class Run(msgspec.Struct, frozen=True):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             actors = msgspec.json.decode(read_document(self.manifest_path), type=_ManifestActors).actors
         names = [actor.name for actor in actors if "/" not in actor.name]
-        stem = self.weights_path().stem
-        weights = [path for name in (f"{stem}*.json", f".{stem}*.json.new") for path in self.directory.glob(name)]
-        documents = (self.model_path, self.vocabulary_path, *weights, self.adapters_path)
-        documents = (*documents, self.manifest_path)
+        documents = (self.model_path, self.vocabulary_path, self.adapters_path, self.manifest_path)
+        records = f"{self.weights_path().stem}*.json"  # of each replica, or place of a router
         return [
             *map(self.log_path, names),
             self.directory / CONTROL_NAME,
@@ -149,6 +147,8 @@ class Run(msgspec.Struct, frozen=True):
             *self.files_path.glob("*"),
             *(self.directory / with_replica(KV_EVENTS_NAME, cache) for cache in actors_of(CACHE, names) or (CACHE,)),
             *map(_unfinished, documents),
+            *self.directory.glob(f".{records}.new"),
+            *self.directory.glob(records),
             *self.directory.glob(f".{self.vocabulary_path.name}.*"),  # temporary files of concurrent writers
             *documents,
             self.lock_path,

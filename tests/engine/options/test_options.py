@@ -88,6 +88,9 @@ def test_defaults(model: Path, dtype: str) -> None:
     assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config
 
 
+OF_A_ROUTER = {"engines", "max_engines", "namespace", "namespace_facts", "peer_silence", "peer_timeout", "drain_timeout"}
+
+
 def test_every_engine_option_is_on_the_command_line() -> None:
     """Everything in EngineConfig that is not derived can be set, and every option ends up there."""
     worked_out = {
@@ -96,6 +99,7 @@ def test_every_engine_option_is_on_the_command_line() -> None:
         "calibration_digest",
         "comm_bytes",
         "device_arena_library",
+        *OF_A_ROUTER,
         "encoder_attention_cost",
         "encoder_depth",
         "encoder_passes",
