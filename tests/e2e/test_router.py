@@ -258,11 +258,15 @@ class Peer:
             self._sent += 1
             self.socket.send(encode_frame(self._sent, body))
 
+    def hear(self) -> Body:
+        body = decode_frame(self.socket.recv(), self._seen)
+        self._seen += 1
+        return body
+
     def farewell(self) -> str:
         """Return why the engine ends the session."""
         while True:
-            body = decode_frame(self.socket.recv(), self._seen)
-            self._seen += 1
+            body = self.hear()
             if isinstance(body, Goodbye):
                 return body.reason
 
@@ -327,7 +331,9 @@ def test_wrong_greetings_are_answered(cluster: Cluster) -> None:
         assert "names no run" in peer.farewell()
     with Peer(cluster, keys) as first, Peer(cluster, keys) as second, Peer(cluster, keys) as third:
         first.greet(session=5)
+        assert isinstance(first.hear(), Welcome)
         second.greet(session=6)
+        assert isinstance(second.hear(), Welcome)
         assert "a later session" in first.farewell()
         third.greet(session=6)
         assert "older than the open one" in third.farewell()

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from api.routes import routes
 from engine.checkpoint.families import FAMILIES, MODEL_TYPES
+from engine.options.router import ROUTER_OPTIONS
 from engine.options.table import OPTIONS
 from engine.options.vllm_flags import VLLM_FLAGS
 from tests.paths import REPOSITORY
@@ -56,14 +57,15 @@ def test_every_family_has_a_row() -> None:
 
 def test_every_option_is_in_one_table() -> None:
     rows = re.findall(r"^\| `--(no-)?([a-z-]+)` \| ([^|]*?) ?\|", EVERYTHING, re.MULTILINE)
-    assert len(rows) == len(OPTIONS)
+    options = OPTIONS | ROUTER_OPTIONS
+    assert len(rows) == len(options)
     for negation, name, default in rows:
-        option = OPTIONS[name.replace("-", "_")]
+        option = options[name.replace("-", "_")]
         if option.kind.is_flag:
             assert (bool(negation), default) == (option.default, ""), name
         elif option.default not in (None, "", ()):
             assert option.kind.parse(default.partition(" (")[0]) == option.default, name
-    assert {name for _, name, _ in rows} == {option.name for option in OPTIONS.values()}
+    assert {name for _, name, _ in rows} == {option.name for option in options.values()}
 
 
 def test_every_route_is_in_the_table() -> None:
