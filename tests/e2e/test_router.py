@@ -41,7 +41,7 @@ class Cluster:
         make_key_file(self.key)
         self.addresses = [free_address(), free_address()]
         self.engines = [self.engine(address) for address in self.addresses]
-        options = ("--cluster-key-file", str(self.key), "--restart-limit", "100", "--max-engines", "4", "--peer-timeout", "2")
+        options = ("--cluster-key-file", str(self.key), "--restart-limit", "100", "--max-engines", "4", "--peer-timeout", "5")
         self.router = RouterProcess(directory, self.addresses, *options)
 
     def engine(self, address: str, *options: str) -> EngineProcess:
