@@ -93,10 +93,10 @@ class Place:
         """Take no new requests."""
         self._row.set_state(State.LOADING)
 
-    def lose(self) -> None:
-        """Forget the replica: its engine is gone, or begins anew. Its sequences are stranded."""
+    def lose(self, *, has_open: bool = True) -> None:
+        """Forget the replica: its engine is gone, or begins anew. If it had open sequences, they are stranded."""
         self._row.set_state(State.DEAD if self._row.epoch else State.SPAWNED)
-        self.is_stranded = self._row.epoch > 0
+        self.is_stranded = self.is_stranded or (has_open and self._row.epoch > 0)
         self.prefixes.clear()
         for cell in self._cells.values():
             cell.set(0)
@@ -328,14 +328,14 @@ class RouterLink(Actor):
         return False
 
     def _end(self, engine: _Engine, reason: str) -> None:
-        """End the session with an engine: what was open there is stranded until another replica, or the next session, is
-        there."""
+        """End the session with an engine: what is open there is stranded until another replica, or the next session, is
+        there. An idle engine has sent all results, which may still be on their way to clients."""
         session = engine.session
         assert session is not None
         if session.is_welcome:
             self._num_ended.add(1)
             for place in engine.places:
-                place.lose()
+                place.lose(has_open=not session.is_idle)
                 self._hold(place, is_held=False)
         engine.session = None
         engine.next_attempt_ns = time.monotonic_ns() + (0 if session.is_welcome else RETRY_INTERVAL_NS)
