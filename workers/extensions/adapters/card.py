@@ -7,15 +7,12 @@ the first time since it was written, by any rank.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from engine.checkpoint.adapters.layout import AdaptedModule, whole_lines
+from engine.checkpoint.adapters.layout import AdaptedModule, AdapterLayout, whole_lines
 from ops.modules import Tensor
-
-if TYPE_CHECKING:
-    from workers.extensions.adapters.arena import AdapterArena
 
 
 class Card(Protocol):
@@ -28,11 +25,22 @@ class Card(Protocol):
     def lend(self, memory: np.ndarray, room: np.ndarray | None = None) -> None: ...
 
 
+class HostAdapters(Protocol):
+    """Adapters in host memory (`arena.py`)."""
+
+    layout: AdapterLayout
+    words: np.ndarray
+    table: np.ndarray
+    ranks: np.ndarray
+    num_writes: np.ndarray
+    slots: np.ndarray
+
+
 class CardAdapters:
     """The adapters of `arena` on `card`: `slots`, float32 [slots, floats of all linears but experts'], and `ranks`, int32
     [slots, modules]. DeviceError if the card has no room."""
 
-    def __init__(self, arena: AdapterArena, card: Card) -> None:
+    def __init__(self, arena: HostAdapters, card: Card) -> None:
         layout = arena.layout
         self._arena, self._card = arena, card
         self.slots: Tensor = card.arena(np.zeros((layout.num_slots, layout.dense_floats), np.float32))
