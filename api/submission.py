@@ -262,7 +262,7 @@ def shared_part(
         priority_of(request, body.priority, actor.config),
         context.arrival_ns,
         deadline_of(context, body),
-        pinned_replica(request.headers, actor.config.num_replicas),
+        pinned_replica(request.headers, 0 if actor.config.is_router else actor.config.data_parallel_size),
         media or [],
         mask_bounds,
         options,
@@ -288,10 +288,12 @@ def deadline_of(context: RequestContext, body: GenerationRequest | PoolingReques
 
 
 def pinned_replica(headers: Headers, num_replicas: int) -> int:
-    """Return the replica that a client asks for; -1: any."""
+    """Return the replica that a client asks for; -1: any. `num_replicas`: 0 if clients cannot choose."""
     given = headers.get(RANK_HEADER)
     if given is None:
         return -1
+    if not num_replicas:
+        raise RequestError(f"{RANK_HEADER}: this is a router, which chooses the engine itself; remove it", param=RANK_HEADER)
     if given not in map(str, range(num_replicas)):
         raise RequestError(
             (

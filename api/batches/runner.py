@@ -62,7 +62,7 @@ class BatchRunner:
         files.reader_of = self.reader_of
         config = context.config
         self._given = Given(SOURCE, PRIORITY if config.request_priority else 0)
-        num_slots = config.max_num_seqs * config.num_replicas // config.api_processes
+        num_slots = config.max_num_seqs * config.data_parallel_size // config.api_processes
         self._slots = asyncio.Semaphore(max(1, num_slots // 2))
         self._running: dict[str, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from logging import DEBUG, WARNING
+from typing import Any
 
 import msgspec
 import zmq
@@ -44,6 +45,7 @@ from engine.cluster.key import read_key_file
 from engine.cluster.namespace import facts_text, namespace_of
 from engine.cluster.request_check import check_request
 from engine.cluster.sockets import KeyGate, LinkPoller, Socket, listen
+from engine.config import EngineConfig
 from engine.keys import without_secrets
 from engine.messages import Abort, Message, Output, Outputs, Rejected, Request, WeightsState, encode
 from engine.process.actor import Actor
@@ -60,6 +62,8 @@ MAX_KEPT_BYTES = 64 << 20
 MAX_WAITING_RECORDS = 256  # for a scheduler's ring; then nothing is read from routers
 MAX_FRAMES_PER_TURN = 256
 MAX_ROUTERS = 64
+MAX_OPEN = 1 << 16  # sequences of a router, and the bytes of their requests; then it gets a 429
+MAX_OPEN_BYTES = 512 << 20
 
 
 class _Vocabulary(msgspec.Struct):
@@ -78,6 +82,7 @@ class _Open(msgspec.Struct):
     scheduler: int
     tokenizer: str  # of the router
     attempt: int
+    num_bytes: int  # of its request
 
 
 class _Peer(msgspec.Struct):
@@ -94,6 +99,7 @@ class _Peer(msgspec.Struct):
     kept: deque[bytes] = msgspec.field(default_factory=deque)  # frames that it has not read
     num_kept_bytes: int = 0
     open: dict[str, _Open] = {}  # by the router's request id
+    num_open_bytes: int = 0
 
 
 class EngineLink(Actor):
@@ -183,7 +189,8 @@ class EngineLink(Actor):
         index = self.context.schedulers.index(name)
         self._to_schedulers[index].clear()
         for peer in self._peers.values():
-            peer.open = {key: open_ for key, open_ in peer.open.items() if open_.scheduler != index}
+            for request_id in [key for key, open_ in peer.open.items() if open_.scheduler == index]:
+                self._close_sequence(peer, request_id)
             peer.is_report_due = True
 
     def _take_outputs(self, outputs: list[Output]) -> None:
@@ -196,7 +203,7 @@ class EngineLink(Actor):
             output.request_id = request_id
             found.setdefault((peer.run, open_.tokenizer), []).append(output)
             if output.finish_reason:
-                del peer.open[request_id]
+                self._close_sequence(peer, request_id)
         for (run, tokenizer), own in found.items():
             self._send(self._runs[run], Results(tokenizer, own))
 
@@ -205,7 +212,7 @@ class EngineLink(Actor):
         if peer is None or open_ is None:
             self._dropped.add(1)
             return
-        del peer.open[request_id]
+        self._close_sequence(peer, request_id)
         rejected.request_id = request_id
         self._send(peer, Refusal(open_.tokenizer, rejected))
 
@@ -280,7 +287,7 @@ class EngineLink(Actor):
         if len(contents) > 1 or "" in contents:
             raise NotReadyError("the engine is starting, or loads other weights")
         self._versions = self._weight_versions()
-        config = msgspec.json.encode(without_secrets(context.config)) if wants_model else b""
+        config = msgspec.json.encode(_handed_over(context.config)) if wants_model else b""
         model = context.run.model_path.read_bytes() if wants_model else b""
         return Welcome(
             PROTOCOL,
@@ -301,13 +308,15 @@ class EngineLink(Actor):
                 self._check_replica(replica)
                 if len(abort.request_id) > MAX_NAME_CHARACTERS:
                     raise WrongFrameError("an id that is too long")
-                peer.open.pop(abort.request_id, None)
+                self._close_sequence(peer, abort.request_id)
                 abort.request_id = f"{peer.run}.{abort.request_id}"
                 self._to_schedulers[replica].post(abort)
             case Leave(tokenizer):
                 self._abort(peer, [name for name, open_ in peer.open.items() if open_.tokenizer == tokenizer])
             case Beat():
                 peer.is_report_due = True
+            case Goodbye():
+                self._end(peer, "")
             case _:
                 raise WrongFrameError(f"a {type(body).__name__} does not come from a router")
 
@@ -324,19 +333,34 @@ class EngineLink(Actor):
             for own in request.sequences
         ]
         record = encode(Request(self.context.name, shared, request.prompts, sequences))
-        limit = self._outboxes[body.replica].max_record_bytes
+        status, message = self._why_not(peer, len(record), len(sequences), self._outboxes[body.replica].max_record_bytes)
         for own in request.sequences:
-            peer.open[own.request_id] = _Open(body.replica, tokenizer, own.attempt)
-        if len(record) <= limit:
+            if message:
+                rejected = Rejected(own.request_id, own.attempt, shared.api, status, message)
+                self._send(peer, Refusal(tokenizer, rejected))
+            else:
+                self._close_sequence(peer, own.request_id)
+                num_bytes = len(record) // len(sequences)
+                peer.open[own.request_id] = _Open(body.replica, tokenizer, own.attempt, num_bytes)
+                peer.num_open_bytes += num_bytes
+        if not message:
             self._to_schedulers[body.replica].post_records([record])
-        else:
-            message = (
-                f"the tokenized request takes {len(record)} bytes, the limit of this engine is {limit}; send a shorter one"
-            )
-            for own in request.sequences:
-                del peer.open[own.request_id]
-                self._send(peer, Refusal(tokenizer, Rejected(own.request_id, own.attempt, shared.api, 400, message)))
         self._is_report_due = True
+
+    def _why_not(self, peer: _Peer, num_bytes: int, num_sequences: int, max_bytes: int) -> tuple[int, str]:
+        """Return status and cause if a request cannot be taken; an empty cause: it can."""
+        if num_bytes > max_bytes:
+            return 400, f"the tokenized request takes {num_bytes} bytes, the limit of its engine is {max_bytes}; shorten it"
+        if len(peer.open) + num_sequences > MAX_OPEN or peer.num_open_bytes + num_bytes > MAX_OPEN_BYTES:
+            return 429, f"its engine has {len(peer.open)} open sequences of this router, which is the limit; try again later"
+        return 0, ""
+
+    def _close_sequence(self, peer: _Peer, request_id: str) -> _Open | None:
+        """Forget a sequence; return what was known of it."""
+        open_ = peer.open.pop(request_id, None)
+        if open_ is not None:
+            peer.num_open_bytes -= open_.num_bytes
+        return open_
 
     def _check_replica(self, replica: int) -> None:
         if replica not in range(len(self._replicas)):
@@ -434,8 +458,15 @@ class EngineLink(Actor):
 
     def _abort(self, peer: _Peer, request_ids: list[str]) -> None:
         for request_id in request_ids:
-            open_ = peer.open.pop(request_id)
+            open_ = self._close_sequence(peer, request_id)
+            assert open_ is not None
             self._to_schedulers[open_.scheduler].post(Abort(f"{peer.run}.{request_id}", open_.attempt))
+
+
+def _handed_over(config: EngineConfig) -> EngineConfig:
+    """Return the configuration without what concerns only this engine's own clients and its key."""
+    nothing: dict[str, Any] = {"api_key": (), "api_key_priority": (), "admin_key": "", "cluster_key_file": ""}
+    return msgspec.structs.replace(without_secrets(config), **nothing)
 
 
 class _Gauges:

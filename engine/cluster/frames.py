@@ -1,6 +1,6 @@
 """Frames between the link of a router and the link of an engine, over one ZeroMQ connection.
 
-    router  --DEALER-->  engine's ROUTER      Greeting; then Forward, Drop, Leave, Beat
+    router  --DEALER-->  engine's ROUTER      Greeting; then Forward, Drop, Leave, Beat, Goodbye
     engine  ------->     router               Welcome or Goodbye; then Results, Refusal, Prefixes, Report, Goodbye
 
 A connection is one session: it begins with a Greeting, whose `session` only grows within a router's run. Frames are numbered
@@ -8,7 +8,7 @@ from 1 in each direction; a gap, a repetition or anything that is not a frame en
 elsewhere. Monotonic clocks of two machines have nothing in common, so times travel as durations: in a Forward, `arrival_ns` is
 the age of the request and `deadline_ns` the time that is left.
 
-Pure. Lengths are checked before memory is taken: ZeroMQ refuses a message longer than `MAX_FRAME_BYTES`, and msgspec allocates
+Pure. Lengths are checked before memory is taken: ZeroMQ refuses a message longer than the limits below, and msgspec allocates
 nothing for a length that the message does not have.
 """
 
@@ -19,7 +19,8 @@ import msgspec
 from engine.messages import Abort, Output, Rejected, Request
 
 PROTOCOL = 1
-MAX_FRAME_BYTES = 256 << 20  # a Welcome carries the tokenizer; other frames are as long as a ring's record
+MAX_REQUEST_BYTES = 16 << 20  # of a frame that an engine takes: a request fits a ring's record
+MAX_WELCOME_BYTES = 256 << 20  # of a frame that a router takes: a Welcome carries the tokenizer
 MAX_NAME_CHARACTERS = 200  # of ids that a peer chooses
 
 
@@ -128,7 +129,7 @@ class Prefixes(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class Goodbye(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """The session has ended, or none was begun."""
+    """The session has ended, or none was begun. Either side may say so."""
 
     reason: str
 

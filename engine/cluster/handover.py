@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 import zmq
@@ -12,10 +13,10 @@ import zmq
 from engine.checkpoint.record import ModelRecord
 from engine.cluster.frames import PROTOCOL, Goodbye, Greeting, Welcome, WrongFrameError, decode_frame, encode_frame
 from engine.cluster.key import CurveKeys
-from engine.cluster.membership import Address
+from engine.cluster.membership import Address, Membership
 from engine.cluster.sockets import Socket, dealer
 from engine.config import EngineConfig
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, OptionError
 
 _ATTEMPT_S = 2.0  # for one engine, before the next is asked
 _PAUSE_S = 0.2
@@ -29,8 +30,10 @@ class Handover(msgspec.Struct, frozen=True):
     facts: str
 
 
-def ask_engines(addresses: Sequence[Address], keys: CurveKeys | None, note: Callable[[str], None]) -> Handover:
-    """Return what the first engine that answers hands over; waits as long as none does, and says so."""
+def ask_engines(engines: Membership, keys: CurveKeys | None, note: Callable[[str], None]) -> Handover:
+    """Return what the first engine of the list that answers hands over; waits as long as none does, and says so. Raises
+    OptionError if the list cannot be used at first; later the last one that could is kept."""
+    addresses = engines.read()
     context: zmq.Context[Socket] = zmq.Context(io_threads=1)
     troubles: dict[Address, str] = {}
     next_note_s = time.monotonic() + _NOTE_S
@@ -41,6 +44,8 @@ def ask_engines(addresses: Sequence[Address], keys: CurveKeys | None, note: Call
                     return _ask(context, address, keys)
                 except (WrongFrameError, CheckpointError, msgspec.DecodeError) as error:
                     troubles[address] = str(error)
+            with contextlib.suppress(OptionError):
+                addresses = engines.read()
             if time.monotonic() >= next_note_s:
                 next_note_s = time.monotonic() + 6 * _NOTE_S
                 note("waiting for an engine: " + "; ".join(f"{address}: {why}" for address, why in troubles.items()))

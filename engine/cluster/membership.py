@@ -1,21 +1,29 @@
-"""Which engines a router has: a file with their addresses, read again when it changes.
+"""Engines of a router: a file with their addresses, read again when it changes, or a name that is looked up every second.
 
     10.0.0.1:9100
     10.0.0.2:9100    # text behind a number sign is ignored
 
-Used by the link of a router. A file that cannot be used any more changes nothing, and the reason is reported once.
+    dns:engines.example:9100
+
+Used by the link of a router. A list that cannot be used any more changes nothing, and the reason is reported once.
 """
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from engine.errors import OptionError
 
 LOOK_INTERVAL_NS = 500_000_000
+LOOKUP_INTERVAL_S = 1.0
+DNS = "dns:"
 _MAX_FILE_BYTES = 1 << 20
 
 
@@ -59,6 +67,67 @@ def parse_list(lines: Iterable[str], source: str) -> tuple[Address, ...]:
     if not found:
         raise OptionError(f"{source} names no engine; write one host:port in each line")
     return tuple(found)
+
+
+class Membership(Protocol):
+    """Source of the addresses."""
+
+    def read(self) -> tuple[Address, ...]:
+        """Return the addresses now. Raises OptionError."""
+
+    def changed(self, now_ns: int) -> tuple[Address, ...] | None:
+        """Return the addresses if they have changed since the last call; None: they have not, as far as known. Raises
+        OptionError, once for each change."""
+
+
+def membership_of(source: str) -> Membership:
+    """Return the source that `--engines` names. Raises OptionError for a name without a port."""
+    if not source.startswith(DNS):
+        return EngineFile(source)
+    try:
+        return EngineNames(parse_address(source.removeprefix(DNS)))
+    except ValueError as error:
+        raise OptionError(f"--engines {source}: {error}") from None
+
+
+class EngineNames:
+    """The addresses of a name. A thread looks them up, since that may take long."""
+
+    def __init__(self, name: Address) -> None:
+        self._name = name
+        self._found: tuple[Address, ...] | OptionError | None = None
+        self._seen: tuple[Address, ...] | str | None = None
+        self._thread: threading.Thread | None = None
+
+    def read(self) -> tuple[Address, ...]:
+        """Look the name up now. Raises OptionError."""
+        try:
+            rows = socket.getaddrinfo(self._name.host, self._name.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise OptionError(f"cannot look up {self._name.host}, the name of the engines: {error}") from error
+        return tuple(sorted({Address(str(row[4][0]), self._name.port) for row in rows}))
+
+    def changed(self, now_ns: int) -> tuple[Address, ...] | None:
+        """Return the addresses if they have changed since the last call. Raises OptionError, once for each cause."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look_up, name="names", daemon=True)
+            self._thread.start()
+        found = self._found
+        key = str(found) if isinstance(found, OptionError) else found
+        if key == self._seen:
+            return None
+        self._seen = key
+        if isinstance(found, OptionError):
+            raise found
+        return found
+
+    def _look_up(self) -> None:
+        while True:
+            try:
+                self._found = self.read()
+            except OptionError as error:
+                self._found = error
+            time.sleep(LOOKUP_INTERVAL_S)
 
 
 class EngineFile:

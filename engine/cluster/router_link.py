@@ -11,6 +11,7 @@ place gets its next epoch as soon as any place is ready.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -39,7 +40,7 @@ from engine.cluster.frames import (
     to_wire,
 )
 from engine.cluster.key import read_key_file
-from engine.cluster.membership import Address, EngineFile
+from engine.cluster.membership import Address, membership_of
 from engine.cluster.sockets import LinkPoller, Socket, dealer
 from engine.errors import OptionError
 from engine.messages import Abort, Message, Outputs, Request, WeightsRecord, decode
@@ -56,6 +57,7 @@ RETRY_INTERVAL_NS = 300_000_000  # between attempts to reach an engine
 CONNECT_TIMEOUT_NS = 5_000_000_000  # for a connection and its Welcome
 MAX_UNREAD_RECORDS = 1024  # for a tokenizer's ring; then nothing is read from engines
 MAX_FRAMES_PER_TURN = 256
+_LINGER_MS = 200  # for a last frame
 _GAUGES = tuple(name for name in Load.__struct_fields__ if name not in ("is_ready", "epoch"))
 
 
@@ -150,7 +152,7 @@ class RouterLink(Actor):
         super().__init__(context)
         config = context.config
         self._keys = read_key_file(config.cluster_key_file) if config.cluster_key_file else None
-        self._file = EngineFile(config.engines)
+        self._list = membership_of(config.engines)
         self._zmq: zmq.Context[Socket] = zmq.Context(io_threads=1)
         self._poller = LinkPoller(context.mailbox)
         self._places = [Place(context, index) for index in range(len(context.schedulers))]
@@ -208,7 +210,7 @@ class RouterLink(Actor):
         tokenizer, index = ends_of(sender)
         message = decode(record)
         engine, replica = self._at_place.get(index, (None, 0))
-        session = engine.session if engine else None
+        session = engine.session if engine is not None and _is_welcome(engine) else None
         if isinstance(message, Request):
             if engine is None or session is None:
                 self._places[index].is_stranded = True
@@ -230,14 +232,14 @@ class RouterLink(Actor):
             return
         self._to_tokenizers[name].clear()
         for engine in self._engines.values():
-            if engine.session is not None:
+            if engine.session is not None and engine.session.is_welcome:
                 self._send(engine, engine.session, Leave(name))
 
     # -------------------------------------------------------------------------------------------------- the list
 
     def _look_at_list(self, now_ns: int) -> None:
         try:
-            addresses = self._file.changed(now_ns)
+            addresses = self._list.changed(now_ns)
         except OptionError as error:
             self._report(str(error))
             return
@@ -256,7 +258,7 @@ class RouterLink(Actor):
         drain_ns = int(self.context.config.drain_timeout_s * 1e9)
         session = engine.session
         if session is not None:
-            if not session.is_idle and now_ns - engine.is_leaving_ns < drain_ns:
+            if session.is_welcome and not session.is_idle and now_ns - engine.is_leaving_ns < drain_ns:
                 return
             self._end(engine, "it left the list")
         self._give_back(engine)
@@ -336,20 +338,25 @@ class RouterLink(Actor):
             self._num_ended.add(1)
             for place in engine.places:
                 place.lose(has_open=not session.is_idle)
+        if session.is_held:
+            for place in engine.places:
                 self._hold(place, is_held=False)
         engine.session = None
         engine.next_attempt_ns = time.monotonic_ns() + (0 if session.is_welcome else RETRY_INTERVAL_NS)
-        self._close(session)
+        self._close(session, reason)
         if engine.trouble != reason:
             engine.trouble = reason
             self._report(f"engine {engine.address}: {reason}")
 
-    def _close(self, session: _Session) -> None:
+    def _close(self, session: _Session, reason: str = "the router stops") -> None:
+        if session.is_welcome and not session.kept:
+            with contextlib.suppress(zmq.ZMQError):  # the engine finds out by itself
+                session.socket.send(encode_frame(session.sent + 1, Goodbye(reason)), zmq.NOBLOCK)
         self._poller.remove(session.socket)
         self._poller.remove(session.monitor)
         session.socket.disable_monitor()
         session.monitor.close(0)
-        session.socket.close(0)
+        session.socket.close(_LINGER_MS)
 
     def _rescue(self) -> None:
         """Have what is stranded submitted again, if any replica takes it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import zmq
 
-from engine.cluster.frames import MAX_FRAME_BYTES
+from engine.cluster.frames import MAX_REQUEST_BYTES, MAX_WELCOME_BYTES
 from engine.cluster.key import CurveKeys
 from engine.errors import StartError
 from shm.mailbox import Mailbox
@@ -20,7 +20,8 @@ from shm.mailbox import Mailbox
 Socket = zmq.Socket[bytes]
 
 HANDSHAKE_MS = 3000
-_QUEUED_FRAMES = 256  # in each direction of a connection; then the sender keeps its frames
+_QUEUED_FRAMES = 256  # sent but not read, of a connection; then the sender keeps its frames
+_READ_FRAMES = 32  # received but not taken: of the largest size they are half a gigabyte
 _MAIL_WAIT_NS = 100_000_000
 _TAKE_TIMEOUT_S = 1.0
 
@@ -83,7 +84,7 @@ class LinkPoller:
 def listen(context: zmq.Context[Socket], address: str, keys: CurveKeys | None) -> Socket:
     """Return an engine's socket, bound to `address`. Raises StartError."""
     socket = context.socket(zmq.ROUTER)
-    _limit(socket)
+    _limit(socket, MAX_REQUEST_BYTES)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a router that is gone, or does not read, fails
     socket.setsockopt(zmq.IPV6, 1)
     if keys is not None:
@@ -102,7 +103,7 @@ def dealer(context: zmq.Context[Socket], keys: CurveKeys | None) -> Socket:
     """Return a router's socket, to be connected to an engine. It connects once: whoever uses it makes another when it has
     failed."""
     socket = context.socket(zmq.DEALER)
-    _limit(socket)
+    _limit(socket, MAX_WELCOME_BYTES)
     socket.setsockopt(zmq.RECONNECT_IVL, -1)
     socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing waits for a connection that does not exist
     socket.setsockopt(zmq.IPV6, 1)
@@ -112,11 +113,11 @@ def dealer(context: zmq.Context[Socket], keys: CurveKeys | None) -> Socket:
     return socket
 
 
-def _limit(socket: Socket) -> None:
+def _limit(socket: Socket, max_received_bytes: int) -> None:
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_received_bytes)
     socket.setsockopt(zmq.SNDHWM, _QUEUED_FRAMES)
-    socket.setsockopt(zmq.RCVHWM, _QUEUED_FRAMES)
+    socket.setsockopt(zmq.RCVHWM, _READ_FRAMES)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.cluster.membership import parse_address
+from engine.cluster.membership import DNS, parse_address
 
 MAX_WHOLE = 1 << 53  # numbers up to here are exact in JSON too
 _BYTE_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
@@ -110,6 +110,16 @@ def address() -> Kind:
         return str(parse_address(text)) if text else ""
 
     return Kind("HOST:PORT", parse)
+
+
+def engines() -> Kind:
+    """A file with addresses, made absolute, or `dns:` with a name and a port."""
+    plain = path("FILE")
+
+    def parse(text: str) -> str:
+        return f"{DNS}{parse_address(text.removeprefix(DNS))}" if text.startswith(DNS) else str(plain.parse(text))
+
+    return Kind("FILE", parse)
 
 
 def gibibytes(least: float, most: float) -> Kind:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engine.errors import OptionError
 from engine.options.argument_parser import ArgumentParser
-from engine.options.kinds import path, seconds, whole
+from engine.options.kinds import engines, seconds, whole
 from engine.options.read import ENVIRONMENT_PREFIX, add_argument, take, take_environment, take_file
 from engine.options.table import GROUPS, OPTIONS, Option, OptionValues
 
@@ -28,7 +28,13 @@ _PROCESSES = (
 _REQUESTS = ("data_parallel_routing", "max_waiting", "request_timeout", "request_priority", "trust_request_chat_template")
 _NOT_OF_THE_RUN = ("kv_events_endpoint",)
 _CLUSTER = (
-    Option("engines", path("FILE"), None, "file with the address of each engine (its --cluster-listen), one host:port a line"),
+    Option(
+        "engines",
+        engines(),
+        None,
+        "file with the address of each engine (its --cluster-listen), one host:port a line; or dns:NAME:PORT, all addresses "
+        "that the name has",
+    ),
     OPTIONS["cluster_key_file"],
     Option("max-engines", whole(1, MAX_ENGINES), 32, "places for engines; one with several replicas takes as many"),
     Option("peer-silence", seconds(0.2, 3600), 1.0, "an engine that was silent for this long gets no new requests"),
@@ -61,7 +67,9 @@ def read_router_options(arguments: Sequence[str], environment: Mapping[str, str]
     for key, value in command_line.items():
         take(found, key, value, f"--{key.replace('_', '-')}", ROUTER_OPTIONS)
     if not found.values["engines"]:
-        raise OptionError("--engines FILE is missing: a file with the address of each engine, one host:port a line")
+        raise OptionError(
+            "--engines is missing: a file with the address of each engine, one host:port a line, or dns:NAME:PORT"
+        )
     if found.values["peer_silence"] > found.values["peer_timeout"]:
         raise OptionError(
             f"--peer-silence {found.values['peer_silence']:g} is longer than --peer-timeout "

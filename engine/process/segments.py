@@ -319,7 +319,7 @@ def rows_of(role: str, max_drafts: int = 0, max_loras: int = 0) -> tuple[Metric,
     role."""
     from engine.metrics import EVERY_ROLE, metrics_of  # only for the supervisor: actors find their metrics in the counters file
 
-    rows = metrics_of(role) if role in ROLES else EVERY_ROLE
+    rows = metrics_of(role) if role in (*ROLES, LINK) else EVERY_ROLE
     limits = {"position": max_drafts, "adapter_slot": max_loras}
     return tuple(row for row in rows if all(row.place(label) < limit for label, limit in limits.items()))
 

@@ -24,7 +24,7 @@ SCHEDULER = "scheduler"
 CACHE = "cache"
 MEDIA = "media"  # vision models only
 LINK = "link"  # between a router and its engines: on an engine with --cluster-listen, and on a router
-ROLES = (SUPERVISOR, "api", MEDIA, "tokenizer", LINK, SCHEDULER, CACHE, "worker")
+ROLES = (SUPERVISOR, "api", MEDIA, "tokenizer", SCHEDULER, CACHE, "worker")  # of an engine by itself
 
 STOP_ORDER = (
     "api",

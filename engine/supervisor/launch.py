@@ -76,7 +76,7 @@ def route(arguments: list[str]) -> int:
     """Serve the model of other engines until asked to stop; return the exit code."""
     from engine.cluster.handover import ask_engines
     from engine.cluster.key import read_key_file
-    from engine.cluster.membership import EngineFile
+    from engine.cluster.membership import membership_of
     from engine.options.resolve_router import resolve_router
     from engine.options.router import read_router_options
 
@@ -89,10 +89,9 @@ def route(arguments: list[str]) -> int:
             from engine.supervisor.companion import end_with
 
             end_with(values["end_with"])
-        addresses = EngineFile(values["engines"]).read()
         keys = read_key_file(values["cluster_key_file"]) if values["cluster_key_file"] else None
         progress = terminal_progress(values["log_format"])
-        found = ask_engines(addresses, keys, lambda text: progress.note(f"note: {text}"))
+        found = ask_engines(membership_of(values["engines"]), keys, lambda text: progress.note(f"note: {text}"))
         config = resolve_router(options, found.config, found.namespace, found.facts)
     except OptionError as error:
         print(f"tokamak router: error: {error}", file=sys.stderr)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import sys
 from collections.abc import Sequence
@@ -29,7 +31,9 @@ class RouterProcess(EngineProcess):
 
 
 def free_address() -> str:
-    """Return an address of loopback where nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    """Return an address of loopback where nothing listens, below the ports that the kernel gives to others."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"127.0.0.1:{port}"

@@ -5,7 +5,9 @@ every stream continues with the bytes that it would have had. The tests share ro
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import random
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -58,7 +60,12 @@ class Cluster:
         return len(httpx.get(f"{self.router.url}/load", timeout=WATCHDOG_S).json()["replicas"])
 
     def wait_for(self, num_engines: int) -> None:
-        wait_until(lambda: self.num_ready() == num_engines, what=f"{num_engines} engines are ready")
+        try:
+            wait_until(lambda: self.num_ready() == num_engines, what=f"{num_engines} engines are ready")
+        except TimeoutError as error:
+            raise AssertionError(
+                "\n".join([str(error), *(each.text[-2000:] for each in (self.router, *self.engines))])
+            ) from None
 
     async def kill(self, index: int, actor: str, number: int = signal.SIGKILL) -> None:
         """Kill an actor of the router (index -1) or of an engine, and wait until all is ready again."""
@@ -231,12 +238,22 @@ def test_engine_with_other_bytes_is_refused(cluster: Cluster) -> None:
     cluster.router.write(cluster.addresses)
 
 
+def test_a_router_chooses_the_engine(cluster: Cluster) -> None:
+    headers = {"x-data-parallel-rank": "1"}
+    answer = httpx.post(f"{cluster.router.url}/v1/completions", json=BODIES[0], headers=headers, timeout=WATCHDOG_S)
+    assert (answer.status_code, "this is a router" in answer.text) == (400, True)
+
+
 def test_orders_go_to_the_engines(cluster: Cluster) -> None:
     answer = httpx.post(f"{cluster.router.url}/admin/reload", json={}, headers=OPERATOR, timeout=WATCHDOG_S)
     assert (answer.status_code, "each of its engines" in answer.text) == (409, True)
 
 
 # ------------------------------------------------------------------------------------------------------- hostile peers
+
+
+OTHER = "0badbeef"  # run
+SESSIONS = itertools.count(1)  # of a run, later ones are higher
 
 
 class Peer:
@@ -250,8 +267,8 @@ class Peer:
         self.socket.connect(f"tcp://{cluster.addresses[0]}")
         self._run, self._sent, self._seen = run, 0, 0
 
-    def greet(self, session: int = 1, protocol: int = PROTOCOL) -> None:
-        self.say(Greeting(protocol, self._run, session))
+    def greet(self, session: int = 0, protocol: int = PROTOCOL) -> None:
+        self.say(Greeting(protocol, self._run, session or next(SESSIONS)))
 
     def say(self, *bodies: Body) -> None:
         for body in bodies:
@@ -318,6 +335,24 @@ def test_wrong_frames_cost_the_session_of_their_sender(cluster: Cluster) -> None
     assert cluster.num_ready() == 2
 
 
+def test_damaged_requests_cost_no_actor(cluster: Cluster) -> None:
+    """A request with some bytes changed is refused, or answered as another one."""
+    keys, rng = read_key_file(cluster.key), random.Random(8)
+    before = {name: row["epoch"] for name, row in cluster.engines[0].actors().items()}
+    whole = encode_frame(2, Forward(0, request(sampling={"stop_token_ids": [5], "logit_bias": {7: 1.0}, "seed": 9})))
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for _ in range(rng.randrange(1, 4)):
+            damaged[rng.randrange(3, len(whole))] = rng.randrange(256)
+        with Peer(cluster, keys) as peer:
+            peer.greet()
+            peer.socket.send(bytes(damaged))
+            assert isinstance(peer.hear(), Welcome)
+    wait_until(cluster.is_idle, what="the engines hold nothing")
+    check(answers(cluster.router, BODIES[:2]), answers(cluster.engines[0], BODIES[:2]))
+    assert {name: row["epoch"] for name, row in cluster.engines[0].actors().items()} == before
+
+
 def test_wrong_greetings_are_answered(cluster: Cluster) -> None:
     keys = read_key_file(cluster.key)
     with Peer(cluster, keys) as peer:
@@ -329,13 +364,13 @@ def test_wrong_greetings_are_answered(cluster: Cluster) -> None:
     with Peer(cluster, keys, run="../../etc") as peer:
         peer.greet()
         assert "names no run" in peer.farewell()
-    with Peer(cluster, keys) as first, Peer(cluster, keys) as second, Peer(cluster, keys) as third:
-        first.greet(session=5)
+    with Peer(cluster, keys, OTHER) as first, Peer(cluster, keys, OTHER) as second, Peer(cluster, keys, OTHER) as third:
+        first.greet(session=1005)
         assert isinstance(first.hear(), Welcome)
-        second.greet(session=6)
+        second.greet(session=1006)
         assert isinstance(second.hear(), Welcome)
         assert "a later session" in first.farewell()
-        third.greet(session=6)
+        third.greet(session=1006)
         assert "older than the open one" in third.farewell()
 
 

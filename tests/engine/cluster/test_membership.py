@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.cluster.membership import LOOK_INTERVAL_NS, Address, EngineFile, parse_address, parse_list
+from engine.cluster.membership import LOOK_INTERVAL_NS, Address, EngineFile, membership_of, parse_address, parse_list
 from engine.errors import OptionError
+from engine.options.router import read_router_options
+from tests.waiting import wait_until
 
 
 def test_lists_name_each_engine_once() -> None:
@@ -59,3 +61,33 @@ def test_changes_are_seen_once(tmp_path: Path) -> None:
     path.write_text("a:1\n")
     os.utime(path, ns=(1, 1))
     assert look() == (Address("a", 1),)
+
+
+def test_names_are_looked_up() -> None:
+    """All addresses of a name, once, until they change."""
+    found = membership_of("dns:localhost:9100")
+    addresses = found.read()
+    assert Address("127.0.0.1", 9100) in addresses
+    assert wait_until(lambda: found.changed(0), what="the thread has looked it up") == addresses
+    assert found.changed(0) is None
+    with pytest.raises(OptionError, match="cannot look up nowhere"):
+        membership_of("dns:nowhere.invalid:1").read()
+
+
+@pytest.mark.parametrize("text", ["dns:localhost", "dns::9100", "dns:a:70000"])
+def test_wrong_names_are_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="--engines"):
+        membership_of(text)
+    with pytest.raises(OptionError, match="--engines"):
+        read_router_options(["--engines", text], {})
+
+
+def test_options_of_a_router() -> None:
+    """A list, in the environment too; nothing that belongs to the model; no silence longer than the time-out."""
+    assert read_router_options(["--engines", "dns:a:1"], {}).values["engines"] == "dns:a:1"
+    assert read_router_options([], {"TOKAMAK_ENGINES": "list", "TOKAMAK_BLOCK_SIZE": "16"}).values["engines"].endswith("/list")
+    for arguments, cause in (([], "--engines is missing"), (["--engines", "a", "--peer-silence", "4"], "is longer than")):
+        with pytest.raises(OptionError, match=cause):
+            read_router_options(arguments, {})
+    with pytest.raises(SystemExit):
+        read_router_options(["--engines", "a", "--block-size", "16"], {})

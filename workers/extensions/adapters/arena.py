@@ -51,6 +51,11 @@ class AdapterArena:
         if self._on_card is not None and slot >= 0:
             self._on_card.use(slot)
 
+    def use_experts(self) -> None:
+        """Prepare for rows of sequences that other ranks have: they may use any adapter of experts."""
+        if self._on_card is not None and self.layout.expert_bytes:
+            self._on_card.use_all()
+
     def leave_card(self) -> None:
         """Free the card's memory, with the linears that use it."""
         self._on_card = None

@@ -63,6 +63,11 @@ class CardAdapters:
             self._card.lend(arena.slots[slot, arena.layout.dense_floats :], arena.words)
         self._copied[slot] = num_writes
 
+    def use_all(self) -> None:
+        """Prepare for rows with any adapter."""
+        for slot in np.flatnonzero(self._copied != self._arena.num_writes):
+            self.use(int(slot))
+
 
 def _spans(module: AdaptedModule, rank: int) -> Iterator[tuple[int, int]]:
     """Yield where A and B of this rank are in a slot."""

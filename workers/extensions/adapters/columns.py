@@ -47,6 +47,7 @@ class AdapterColumns(Extension):
         self.arena.use(message.adapter_slot)
 
     def set(self, inputs: StepInputs, rows: RowsOfSlots) -> None:
+        self.arena.use_experts()
         of_rows = self.adapter_slots[rows.slots].repeat(rows.counts)
         inputs.set("adapter_slots", of_rows, NO_ADAPTER)
         inputs.kept.set("adapter_slots", of_rows[rows.kept_row_ids], NO_ADAPTER)
