@@ -220,7 +220,13 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
     ),
     "link": (
         *(
-            Metric("router_engines", "gauge", "engines", "Engines of a router, by state.", (("state", state),))
+            Metric(
+                "router_engines",
+                "gauge",
+                "engines",
+                "Engines of a router: ready, quiet (no new requests), or gone.",
+                (("state", state),),
+            )
             for state in ("ready", "quiet", "gone")
         ),
         Metric("link_peers", "gauge", "routers", "Routers that are connected to this engine."),

@@ -333,7 +333,7 @@ class EngineLink(Actor):
             for own in request.sequences
         ]
         record = encode(Request(self.context.name, shared, request.prompts, sequences))
-        status, message = self._why_not(peer, len(record), len(sequences), self._outboxes[body.replica].max_record_bytes)
+        status, message = self._why_not(peer, request, len(record), self._outboxes[body.replica].max_record_bytes)
         for own in request.sequences:
             if message:
                 rejected = Rejected(own.request_id, own.attempt, shared.api, status, message)
@@ -347,11 +347,14 @@ class EngineLink(Actor):
             self._to_schedulers[body.replica].post_records([record])
         self._is_report_due = True
 
-    def _why_not(self, peer: _Peer, num_bytes: int, num_sequences: int, max_bytes: int) -> tuple[int, str]:
-        """Return status and cause if a request cannot be taken; an empty cause: it can."""
+    def _why_not(self, peer: _Peer, request: Request, num_bytes: int, max_bytes: int) -> tuple[int, str]:
+        """Return status and cause if a request, of `num_bytes` in a ring, cannot be taken; an empty cause: it can."""
+        sampling, limit = request.shared.sampling, self.context.config.max_logprobs
+        if max(sampling.num_logprobs, sampling.num_prompt_logprobs) > limit:
+            return 400, f"logprobs: its engine gives at most {limit}; start all engines with the same --max-logprobs"
         if num_bytes > max_bytes:
             return 400, f"the tokenized request takes {num_bytes} bytes, the limit of its engine is {max_bytes}; shorten it"
-        if len(peer.open) + num_sequences > MAX_OPEN or peer.num_open_bytes + num_bytes > MAX_OPEN_BYTES:
+        if len(peer.open) + len(request.sequences) > MAX_OPEN or peer.num_open_bytes + num_bytes > MAX_OPEN_BYTES:
             return 429, f"its engine has {len(peer.open)} open sequences of this router, which is the limit; try again later"
         return 0, ""
 

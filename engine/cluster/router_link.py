@@ -186,6 +186,7 @@ class RouterLink(Actor):
         is_beat = now_ns >= self._next_beat_ns
         if is_beat:
             self._next_beat_ns = now_ns + BEAT_INTERVAL_NS
+            self._count_engines()
         for engine in list(self._engines.values()):
             num_done += self._serve(engine, now_ns, is_beat=is_beat)
         self._rescue()
@@ -360,10 +361,18 @@ class RouterLink(Actor):
 
     def _rescue(self) -> None:
         """Have what is stranded submitted again, if any replica takes it."""
-        if any(place.is_ready for place in self._places):
-            for place in self._places:
-                if place.is_stranded:
-                    place.rescue()
+        stranded = [place for place in self._places if place.is_stranded]
+        if stranded and any(place.is_ready for place in self._places):
+            for place in stranded:
+                place.rescue()
+
+    def _count_engines(self) -> None:
+        states = [
+            "gone" if not _is_welcome(engine) else "ready" if any(place.is_ready for place in engine.places) else "quiet"
+            for engine in self._engines.values()
+        ]
+        for state, cell in self._num_engines.items():
+            cell.set(states.count(state))
 
     # ------------------------------------------------------------------------------------------------------ frames
 

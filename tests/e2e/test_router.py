@@ -16,7 +16,20 @@ import httpx
 import pytest
 import zmq
 
-from engine.cluster.frames import PROTOCOL, Beat, Body, Drop, Forward, Goodbye, Greeting, Welcome, decode_frame, encode_frame
+from engine.cluster.frames import (
+    PROTOCOL,
+    Beat,
+    Body,
+    Drop,
+    Forward,
+    Goodbye,
+    Greeting,
+    Refusal,
+    Results,
+    Welcome,
+    decode_frame,
+    encode_frame,
+)
 from engine.cluster.key import CurveKeys, make_key_file, read_key_file
 from engine.cluster.sockets import dealer
 from engine.messages import Abort, Request, SamplingParams, SequencePart, SharedPart, TextOptions, TokenizedPrompt
@@ -28,7 +41,6 @@ from tests.e2e.workload import Answer, answers, mixed_bodies, stream_all
 from tests.waiting import WATCHDOG_S, wait_until
 
 MODEL = GOLDEN / "qwen3"
-
 OPTIONS = ("--max-model-len", "1200", "--restart-limit", "100", "--threads", "1", *protocols.OPTIONS)
 VICTIMS = ((-1, "link"), (-1, "tokenizer0"), (0, "link"), (1, "scheduler"), (0, "worker0"), (1, "cache"))
 BODIES = mixed_bodies(8, seed=19, max_tokens=1000, max_prompt=150)
@@ -236,6 +248,22 @@ def test_engine_with_other_bytes_is_refused(cluster: Cluster) -> None:
         assert "block size 16" in text
         assert cluster.num_ready() == 2
     cluster.router.write(cluster.addresses)
+
+
+def test_limits_of_an_engine_are_answers(cluster: Cluster) -> None:
+    """More log-probabilities than the engine has room for: a 400 for this request, and the session goes on."""
+    with Peer(cluster, read_key_file(cluster.key)) as peer:
+        peer.greet()
+        peer.say(Forward(0, request(sampling={"num_logprobs": 100})), Forward(0, request()))
+        bodies = iter(peer.hear, None)
+        refusal = next(body for body in bodies if isinstance(body, Refusal))
+        assert (refusal.rejected.status, "--max-logprobs" in refusal.rejected.message) == (400, True)
+        assert any(output.finish_reason for body in bodies if isinstance(body, Results) for output in body.outputs)
+
+
+def test_engines_are_counted(cluster: Cluster) -> None:
+    assert cluster.router.metric("router_engines", state="ready") == 2
+    wait_until(lambda: cluster.router.metric("router_engines", state="gone") == 0, what="the list is read again")
 
 
 def test_a_router_chooses_the_engine(cluster: Cluster) -> None:

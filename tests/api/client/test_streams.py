@@ -417,9 +417,13 @@ def test_calls_and_aborts_survive_a_tokenizer(paced: ApiServer) -> None:
         wait_until(lambda: len(paced.peer.aborts("aborted-before")) == 1, what="aborted")
         paced.restart_tokenizer()
         wait_until(lambda: len(paced.peer.aborts("aborted-before")) == 2, what="the new tokenizer hears of it")
-        calls = [message for message in paced.peer.received[num_before:] if isinstance(message, Tokenize)]
-        assert [call.attempt for call in calls] == [0, 1]  # it takes no new request's place
-        call_id = calls[0].call_id
+
+        def attempts() -> list[tuple[str, int]]:
+            calls = [message for message in paced.peer.received[num_before:] if isinstance(message, Tokenize)]
+            return [(call.call_id, call.attempt) for call in calls]
+
+        (call_id, first), (_, second) = wait_until(lambda: len(attempts()) == 2 and attempts(), what="the call comes again")
+        assert (first, second) == (0, 1)  # it takes no new request's place
         paced.peer.send(Rejected(call_id, 0, "api0", 429, "what the ring still had of the first one"))
         paced.peer.send(Tokenized(call_id, array("i", [97, 98]).tobytes(), 256))
     paced.peer.is_answering_calls = True
