@@ -5,15 +5,12 @@ It covers weights, adapter, kernels, precision and the version of the engine. Ru
 
 from __future__ import annotations
 
-import msgspec
-
-from engine.cluster.namespace import engine_facts
+from engine.cluster.namespace import digest_of, engine_facts
 from engine.config import EngineConfig
 from engine.errors import TokamakError
 from engine.messages import AdapterUse, WeightsRecord
 from engine.process.run_directory import Run
 from engine.process.topology import SCHEDULER, names_of
-from shm.blake2 import blake2b
 
 
 class Fingerprints:
@@ -47,7 +44,7 @@ class Fingerprints:
             self._contents |= record.contents
         known = [self._contents[number] for number in numbers if number in self._contents]
         weights = [*dict.fromkeys(known)] or [self._path]  # equal ones count once
-        digest = blake2b(msgspec.json.encode((self._engine, weights, adapter)), digest_size=8).hexdigest()
+        digest = digest_of(self._engine, weights, adapter)
         if len(known) == len(numbers):  # otherwise a rank has not reported yet what it loaded
             self._known[weight_version, adapter] = f"fp_{digest}"
         return f"fp_{digest}"

@@ -13,7 +13,6 @@ import os
 import resource
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -47,8 +46,8 @@ from engine.messages import AbortRequest, Command, Message, Prepared, Reply
 from engine.process.actor import LOOK_INTERVAL_NS, Actor, ActorLoop, end_start
 from engine.process.context import ActorContext
 from engine.process.control_client import ControlClient
+from engine.process.mailbox_waiter import MailboxWaiter
 from shm.counters import State
-from shm.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from api.request_log import RequestLog
@@ -58,7 +57,6 @@ KEEP_ALIVE_S = 30
 BACKLOG = 2048
 MAX_GRACE_S = 3.0  # for open streams after SIGTERM; then they end with an error
 SPARE_DESCRIPTORS = 384  # for fetched links, files and sockets of the engine
-MAIL_TIMEOUT_S = 1.0  # longest wait of the waiter, even for a busy event loop
 
 
 class ApiActor(Actor):
@@ -186,7 +184,7 @@ class ApiActor(Actor):
     async def _serve(self) -> None:
         """Serve until the server has ended: every 100 ms write the heartbeat, check the peers, and do what is due."""
         self._failure = asyncio.get_running_loop().create_future()
-        with _MailboxWaiter(self.context.mailbox, self._on_mail):
+        with self._mail():
             server = asyncio.create_task(self._server.serve(self._sockets))
             while not server.done():
                 self._loop.turn()
@@ -204,6 +202,21 @@ class ApiActor(Actor):
                 if self._failure.done():
                     self._failure.result()
             server.result()
+
+    @contextlib.contextmanager
+    def _mail(self) -> Iterator[None]:
+        """Take mail in the event loop within the block."""
+        loop = asyncio.get_running_loop()
+
+        def take() -> None:
+            self._on_mail()
+            waiter.resume()
+
+        waiter = MailboxWaiter(self.context.mailbox, lambda: loop.call_soon_threadsafe(take))
+        try:
+            yield
+        finally:
+            waiter.close()
 
     def _on_mail(self) -> None:
         """Handle a limited number of messages; the waiter calls again at once if there are more, and requests get their turn in
@@ -276,37 +289,6 @@ class _Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             assert isinstance(connection, Connection)
             connection.transport.abort()
-
-
-class _MailboxWaiter:
-    """A thread that sleeps on the mailbox and calls `on_mail` in the event loop, once per awakening."""
-
-    def __init__(self, mailbox: Mailbox, on_mail: Callable[[], None]) -> None:
-        self._mailbox = mailbox
-        self._on_mail = on_mail
-        self._loop = asyncio.get_running_loop()
-        self._is_taken = threading.Event()
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._wait, name="mailbox", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._is_stopping = True
-        self._is_taken.set()
-        self._thread.join()
-
-    def _wait(self) -> None:
-        while not self._is_stopping:
-            if self._mailbox.wait(LOOK_INTERVAL_NS):
-                self._is_taken.clear()
-                self._loop.call_soon_threadsafe(self._take)
-                self._is_taken.wait(MAIL_TIMEOUT_S)
-
-    def _take(self) -> None:
-        self._on_mail()
-        self._is_taken.set()
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

@@ -20,6 +20,7 @@ import zmq
 
 from engine.cluster.cached_blocks import CachedBlocks
 from engine.cluster.frames import (
+    GAUGES,
     MAX_NAME_CHARACTERS,
     PROTOCOL,
     Beat,
@@ -253,7 +254,7 @@ class EngineLink(Actor):
             if peer is not None:
                 self._end(peer, str(error))
             else:
-                self._refuse(identity, str(error))
+                self._say_goodbye(identity, 1, str(error))
 
     def _greeted(self, identity: bytes, body: Body) -> None:
         if not isinstance(body, Greeting):
@@ -435,10 +436,10 @@ class EngineLink(Actor):
             peer.num_kept_bytes -= len(frame)
             self._sent_bytes.add(len(frame))
 
-    def _refuse(self, identity: bytes, reason: str) -> None:
-        """Answer a connection that has no session."""
+    def _say_goodbye(self, identity: bytes, seq: int, reason: str) -> None:
+        """Send the last frame of a session, or the only one of a connection without, if it can be."""
         try:
-            self._socket.send_multipart([identity, encode_frame(1, Goodbye(reason[:1000]))], zmq.NOBLOCK)
+            self._socket.send_multipart([identity, encode_frame(seq, Goodbye(reason[:1000]))], zmq.NOBLOCK)
         except zmq.ZMQError:
             self._dropped.add(1)
 
@@ -452,11 +453,7 @@ class EngineLink(Actor):
         self.context.log.info("the session of router %s has ended%s", peer.run, f": {reason}" if reason else "")
         self._abort(peer, list(peer.open))
         if reason and not peer.kept:
-            frame = encode_frame(peer.sent + 1, Goodbye(reason[:1000]))
-            try:
-                self._socket.send_multipart([peer.identity, frame], zmq.NOBLOCK)
-            except zmq.ZMQError:
-                self._dropped.add(1)
+            self._say_goodbye(peer.identity, peer.sent + 1, reason)
         peer.kept.clear()
 
     def _abort(self, peer: _Peer, request_ids: list[str]) -> None:
@@ -479,9 +476,8 @@ class _Gauges:
         self._context = context
         self._scheduler = scheduler
         self._actors = (scheduler, *readers_of(scheduler, (context.name, *context.peers())))
-        names = [name for name in Load.__struct_fields__ if name not in ("is_ready", "epoch")]
         self.version = context.counters.counter("engine_weight_version", scheduler)
-        self._cells = {name: context.counters.counter(name, scheduler) for name in names}
+        self._cells = {name: context.counters.counter(name, scheduler) for name in GAUGES}
 
     def load(self) -> Load:
         values = {name: int(cell.value) for name, cell in self._cells.items()}

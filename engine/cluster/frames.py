@@ -110,6 +110,9 @@ class Load(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_free_kv_blocks: int
 
 
+GAUGES = tuple(name for name in Load.__struct_fields__ if name not in ("is_ready", "epoch"))
+
+
 class Report(msgspec.Struct, tag=True, array_like=True, gc=False):
     """The engine lives, and this is its load."""
 

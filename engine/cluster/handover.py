@@ -16,7 +16,7 @@ from engine.cluster.key import CurveKeys
 from engine.cluster.membership import Address, Membership
 from engine.cluster.sockets import Socket, dealer
 from engine.config import EngineConfig
-from engine.errors import CheckpointError, OptionError
+from engine.errors import OptionError
 
 _ATTEMPT_S = 2.0  # for one engine, before the next is asked
 _PAUSE_S = 0.2
@@ -42,7 +42,7 @@ def ask_engines(engines: Membership, keys: CurveKeys | None, note: Callable[[str
             for address in addresses:
                 try:
                     return _ask(context, address, keys)
-                except (WrongFrameError, CheckpointError, msgspec.DecodeError) as error:
+                except (WrongFrameError, msgspec.DecodeError) as error:
                     troubles[address] = str(error)
             with contextlib.suppress(OptionError):
                 addresses = engines.read()

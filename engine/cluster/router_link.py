@@ -20,6 +20,7 @@ import msgspec
 import zmq
 
 from engine.cluster.frames import (
+    GAUGES,
     PROTOCOL,
     Beat,
     Body,
@@ -58,7 +59,6 @@ CONNECT_TIMEOUT_NS = 5_000_000_000  # for a connection and its Welcome
 MAX_UNREAD_RECORDS = 1024  # for a tokenizer's ring; then nothing is read from engines
 MAX_FRAMES_PER_TURN = 256
 _LINGER_MS = 200  # for a last frame
-_GAUGES = tuple(name for name in Load.__struct_fields__ if name not in ("is_ready", "epoch"))
 
 
 class Place:
@@ -73,7 +73,7 @@ class Place:
         self.is_stranded = False  # it dropped requests, or lost those that it had, and the api does not know yet
         self.epoch = 0  # of the engine's scheduler
         self._row = context.counters.actor(name)
-        self._cells = {gauge: context.counters.counter(gauge, name) for gauge in _GAUGES}
+        self._cells = {gauge: context.counters.counter(gauge, name) for gauge in GAUGES}
 
     @property
     def is_ready(self) -> bool:
@@ -120,7 +120,6 @@ class _Session(msgspec.Struct):
 
     socket: Socket
     monitor: Socket
-    begun_ns: int
     heard_ns: int
     seen: int = 0  # frames received
     sent: int = 0  # frames sent
@@ -168,7 +167,6 @@ class RouterLink(Actor):
         self._received_bytes = context.counter("link_received_bytes_total")
         self._sent_bytes = context.counter("link_sent_bytes_total")
         self._num_ended = context.counter("link_sessions_ended_total")
-        self._dropped = context.counter("messages_dropped_total")
 
     def on_start(self) -> None:
         for place in self._places:
@@ -312,7 +310,7 @@ class RouterLink(Actor):
         events |= zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         monitor = socket.get_monitor_socket(events)
         socket.connect(engine.address.endpoint)
-        engine.session = _Session(socket, monitor, now_ns, now_ns)
+        engine.session = _Session(socket, monitor, now_ns)
         self._poller.add(socket)
         self._poller.add(monitor)
 

@@ -7,14 +7,13 @@ descriptor readable.
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable
 
 import zmq
 
 from engine.cluster.frames import MAX_REQUEST_BYTES, MAX_WELCOME_BYTES
 from engine.cluster.key import CurveKeys
 from engine.errors import StartError
+from engine.process.mailbox_waiter import MailboxWaiter
 from shm.mailbox import Mailbox
 
 Socket = zmq.Socket[bytes]
@@ -22,36 +21,6 @@ Socket = zmq.Socket[bytes]
 HANDSHAKE_MS = 3000
 _QUEUED_FRAMES = 256  # sent but not read, of a connection; then the sender keeps its frames
 _READ_FRAMES = 32  # received but not taken: of the largest size they are half a gigabyte
-_MAIL_WAIT_NS = 100_000_000
-_TAKE_TIMEOUT_S = 1.0
-
-
-class MailboxWaiter:
-    """A thread that sleeps on the mailbox and calls `on_mail` once per awakening; then it waits for `resume`."""
-
-    def __init__(self, mailbox: Mailbox, on_mail: Callable[[], None]) -> None:
-        self._mailbox = mailbox
-        self._on_mail = on_mail
-        self._is_taken = threading.Event()
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._wait, name="mailbox", daemon=True)
-        self._thread.start()
-
-    def resume(self) -> None:
-        """Wait for mail again, after what had come was taken."""
-        self._is_taken.set()
-
-    def close(self) -> None:
-        self._is_stopping = True
-        self._is_taken.set()
-        self._thread.join()
-
-    def _wait(self) -> None:
-        while not self._is_stopping:
-            if self._mailbox.wait(_MAIL_WAIT_NS):
-                self._is_taken.clear()
-                self._on_mail()
-                self._is_taken.wait(_TAKE_TIMEOUT_S)
 
 
 class LinkPoller:

@@ -41,7 +41,7 @@ from engine.options.resolve_device import (
 from engine.options.resolve_drafts import check_drafts, choose_drafts
 from engine.options.resolve_encoder import resolve_encoder
 from engine.options.resolve_files import with_files, with_revision
-from engine.options.resolve_http import resolve_http, resolve_keys
+from engine.options.resolve_http import OF_RUNS, SECONDS_OF_RUNS, resolve_http, resolve_keys, resolve_tracing
 from engine.options.resolve_lora import resolve_lora
 from engine.options.resolve_media import resolve_media
 from engine.options.resolve_memory import LEAST_TOKENS, affordable_cache_bytes, check_memory, note_quantization
@@ -67,15 +67,11 @@ from shm.sizes import size_text
 EMBEDDED_MODEL_NAMES = {"text": "tokamak-demo", "vision": "tokamak-demo-vision"}
 MAX_DEFAULT_CACHE_BYTES = 1 << 30
 _SECONDS = (
-    "request_timeout",
+    *SECONDS_OF_RUNS,
     "max_priority_wait",
-    "restart_window",
-    "hang_timeout",
-    "load_timeout",
-    "stop_timeout",
-    "sse_keep_alive_interval",
 )
 _SAME = (
+    *OF_RUNS,
     "max_num_seqs",
     "max_num_batched_tokens",
     "block_size",
@@ -83,12 +79,8 @@ _SAME = (
     "long_prefill_token_threshold",
     "max_num_partial_prefills",
     "max_long_partial_prefills",
-    "max_waiting",
     "max_logprobs",
     "max_grammar_bytes",
-    "request_priority",
-    "api_processes",
-    "tokenizer_processes",
     "tensor_parallel_size",
     "data_parallel_size",
     "enable_expert_parallel",
@@ -98,26 +90,8 @@ _SAME = (
     "enable_eplb",
     "eplb_config",
     "speculative_config",
-    "data_parallel_routing",
     "allow_variant_ops",
-    "restart_limit",
-    "host",
-    "port",
-    "allowed_hosts",
-    "allowed_origins",
-    "max_body_bytes",
-    "max_files_size",
-    "max_files_size_per_user",
-    "max_connections",
-    "max_connections_per_address",
-    "trusted_proxies",
     "kv_events_endpoint",
-    "print_client",
-    "log_level",
-    "log_format",
-    "log_requests",
-    "metrics_prefix",
-    "trace",
     "seed",
     "weight_cache_limit",
     "default_chat_template_kwargs",
@@ -304,7 +278,7 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
         ),
         **resolve_http(options, run_dir),
         **lora,
-        otlp_traces_endpoint=_collector(values["otlp_traces_endpoint"]),
+        otlp_traces_endpoint=resolve_tracing(values["otlp_traces_endpoint"]),
         **resolve_encoder(values, model),
         **resolve_media(options, record, limit, ops),
         num_max_dispatch_tokens_per_rank=resolve_dispatch_rows(options),
@@ -330,14 +304,6 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
         check_memory(options, config, model)
     given.values, given.notes = values, options.notes
     return config
-
-
-def _collector(given: str) -> str:
-    if not given:
-        return ""
-    from engine.options.resolve_collector import resolve_collector
-
-    return resolve_collector(given)
 
 
 # ------------------------------------------------------------------------------------------------------------- model

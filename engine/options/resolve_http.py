@@ -1,4 +1,5 @@
-"""Address of the API: a port or a UNIX socket, with TLS or without, below a path. Used by `engine/options/resolve.py`."""
+"""Options that an engine and a router have alike: the address of the API (a port or a UNIX socket, with TLS or without, below a
+path), keys, traces, and those that are taken as they are. Used by `resolve.py` and `resolve_router.py`."""
 
 from __future__ import annotations
 
@@ -10,6 +11,40 @@ from engine.errors import OptionError
 from engine.keys import key_digest
 from engine.options.table import OptionValues
 from engine.process.run_directory import API_NAME
+
+# fields of every configuration, of an engine and of a router, that are their options unchanged; the latter in seconds
+OF_RUNS = (
+    "data_parallel_routing",
+    "max_waiting",
+    "request_priority",
+    "api_processes",
+    "tokenizer_processes",
+    "restart_limit",
+    "host",
+    "port",
+    "allowed_hosts",
+    "allowed_origins",
+    "max_body_bytes",
+    "max_files_size",
+    "max_files_size_per_user",
+    "max_connections",
+    "max_connections_per_address",
+    "trusted_proxies",
+    "print_client",
+    "log_level",
+    "log_format",
+    "log_requests",
+    "metrics_prefix",
+    "trace",
+)
+SECONDS_OF_RUNS = (
+    "request_timeout",
+    "restart_window",
+    "hang_timeout",
+    "load_timeout",
+    "stop_timeout",
+    "sse_keep_alive_interval",
+)
 
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
@@ -40,6 +75,15 @@ def resolve_keys(values: dict[str, Any]) -> dict[str, Any]:
         "api_key_priority": tuple((key_digest(key), priority) for key, priority in values["api_key_priority"]),
         "admin_key": key_digest(values["admin_key"]),
     }
+
+
+def resolve_tracing(endpoint: str) -> str:
+    """Return the collector of traces; empty: none is given."""
+    if not endpoint:
+        return ""
+    from engine.options.resolve_collector import resolve_collector
+
+    return resolve_collector(endpoint)
 
 
 def _check_key_priorities(priorities: tuple[tuple[str, int], ...], keys: tuple[str, ...]) -> None:

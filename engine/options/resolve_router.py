@@ -7,48 +7,22 @@ from typing import Any
 import msgspec
 
 from engine.config import EngineConfig, SpeculativeConfig
-from engine.options.resolve_http import resolve_http, resolve_keys
+from engine.options.resolve_http import OF_RUNS, SECONDS_OF_RUNS, resolve_http, resolve_keys, resolve_tracing
 from engine.options.table import OptionValues
 from engine.process.run_directory import new_run_id, runs_root
 
 _SECONDS = (
+    *SECONDS_OF_RUNS,
     "peer_silence",
     "peer_timeout",
     "drain_timeout",
-    "request_timeout",
-    "restart_window",
-    "hang_timeout",
-    "load_timeout",
-    "stop_timeout",
-    "sse_keep_alive_interval",
 )
 _SAME = (
+    *OF_RUNS,
     "engines",
     "cluster_key_file",
     "max_engines",
-    "data_parallel_routing",
-    "max_waiting",
-    "request_priority",
     "trust_request_chat_template",
-    "api_processes",
-    "tokenizer_processes",
-    "restart_limit",
-    "host",
-    "port",
-    "allowed_hosts",
-    "allowed_origins",
-    "max_body_bytes",
-    "max_files_size",
-    "max_files_size_per_user",
-    "max_connections",
-    "max_connections_per_address",
-    "trusted_proxies",
-    "print_client",
-    "log_level",
-    "log_format",
-    "log_requests",
-    "metrics_prefix",
-    "trace",
 )
 _OF_THE_ENGINE: dict[str, Any] = {  # what only processes with a model need
     "cluster_listen": "",
@@ -77,11 +51,6 @@ def resolve_router(options: OptionValues, engine: EngineConfig, namespace: str, 
     values = options.values
     run_id = new_run_id()
     run_dir = values["run_dir"] or str(runs_root() / run_id)
-    collector = values["otlp_traces_endpoint"]
-    if collector:
-        from engine.options.resolve_collector import resolve_collector
-
-        collector = resolve_collector(collector)
     return msgspec.structs.replace(
         engine,
         **_OF_THE_ENGINE,
@@ -91,7 +60,7 @@ def resolve_router(options: OptionValues, engine: EngineConfig, namespace: str, 
         **{f"{key}_s": values[key] for key in _SECONDS},
         namespace=namespace,
         namespace_facts=facts,
-        otlp_traces_endpoint=collector,
+        otlp_traces_endpoint=resolve_tracing(values["otlp_traces_endpoint"]),
         run_id=run_id,
         run_dir=run_dir,
     )
