@@ -60,7 +60,7 @@ def _ask(context: zmq.Context[Socket], address: Address, keys: CurveKeys | None)
         socket.connect(address.endpoint)
         socket.setsockopt(zmq.SNDTIMEO, int(_ATTEMPT_S * 1000))
         socket.setsockopt(zmq.RCVTIMEO, int(_ATTEMPT_S * 1000))
-        run = os.urandom(4).hex()  # of nobody: this session only asks
+        run = os.urandom(4).hex()  # any: this session asks once and ends
         socket.send(encode_frame(1, Greeting(PROTOCOL, run, 1, wants_model=True)))
         body = decode_frame(socket.recv(), 0)
     except zmq.Again:

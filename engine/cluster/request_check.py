@@ -1,8 +1,8 @@
 """Checks of a router's request by the link of an engine, before schedulers and ranks see it.
 
-On one machine the api and the tokenizer have checked all of it, and nobody else can write into their rings. A peer may be
-anything that has the key, so here every number has its range: a wrong one ends the session of that peer and harms nobody else.
-Whether a request fits the engine (its length, its limits) is the scheduler's to decide; then it is refused as usual. Pure.
+On one machine the api and the tokenizer check a request, and no other process can write into their rings. A peer is any program
+with the key, so every number is checked again. A wrong one ends the session of that peer and has no other effect. The scheduler
+decides whether a request fits the engine, and refuses it as usual if not. Pure.
 """
 
 from __future__ import annotations
