@@ -10,16 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.errors import json_response
 from api.prometheus import OPEN_METRICS, OPEN_METRICS_TYPE, TEXT_TYPE
 from api.request_context import RequestContext
-from api.schemas.responses import Health, HealthProblem, Load, ReplicaLoad, Version
+from api.schemas.responses import Health, HealthProblem, Load, ReplicaLoad, RouterEngine, Version
 from engine.installation import package_version
 from engine.messages import WeightsState
-from engine.process.topology import LINK, SCHEDULER, SUPERVISOR, actors_of, index_of
+from engine.process.context import ActorContext
+from engine.process.topology import LINK, SCHEDULER, SUPERVISOR, actors_of, index_of, places_of
 from shm.counters import ActorSnapshot, Counters, ErrorSnapshot, State
 
 # a work loop writes its heartbeat every 100 ms; a worker after each op of a step, which may be long
@@ -40,14 +42,26 @@ async def health(request: Request) -> Response:
     actors, halted = counters.actors(), halts(counters, errors)
     if context.config.is_router:
         actors, halted = of_router(actors, halted)
+    engines = _engines(context)
     found = problems(actors, errors, halted, time.monotonic_ns(), context.config.hang_timeout_s)
     if not found and counters.counter("is_run_incomplete", SUPERVISOR).value:
         # it still serves, so load balancers should keep it; operators should see this before an actor dies
-        return json_response(Health(status="ok", problems=[HealthProblem(SUPERVISOR, _last_error(SUPERVISOR, errors))]))
+        return json_response(
+            Health(status="ok", problems=[HealthProblem(SUPERVISOR, _last_error(SUPERVISOR, errors))], engines=engines)
+        )
     if not found:
-        return json_response(Health(status="ok"))
+        return json_response(Health(status="ok", engines=engines))
     first = found[0]
-    return json_response(Health(status="unavailable", actor=first.actor, reason=first.reason, problems=found), 503)
+    return json_response(
+        Health(status="unavailable", actor=first.actor, reason=first.reason, problems=found, engines=engines), 503
+    )
+
+
+def _engines(context: ActorContext) -> list[RouterEngine] | UnsetType:
+    """Return the engines of a router, as its link wrote them last."""
+    if not context.config.is_router:
+        return UNSET
+    return [RouterEngine(each.address, each.state, list(each.places)) for each in context.run.engines()]
 
 
 async def metrics(request: Request) -> Response:
@@ -98,11 +112,12 @@ def _last_error(actor: str, errors: Sequence[ErrorSnapshot]) -> str:
 def halts(counters: Counters, errors: Sequence[ErrorSnapshot]) -> dict[str, str]:
     """Return the schedulers that dispatch nothing, with the reason that they report."""
     found = {}
+    places = places_of(actor.name for actor in counters.actors())
     for name in _actors(counters, SCHEDULER):
         state = WeightsState(int(counters.counter("engine_state", name).value))
         if state in _NOT_SERVING:
             found[name] = _NOT_SERVING[state]
-        elif counters.counter("is_record_unwritten", name).value:
+        elif name not in places and counters.counter("is_record_unwritten", name).value:
             found[name] = f"cannot record which weights are in use and holds new requests: {_last_error(name, errors)}"
     return found
 
@@ -146,7 +161,15 @@ async def load(request: Request) -> Response:
         names = tuple(name for name in names if counters.actor(name).state is State.READY)
     replicas = [of_replica(index_of(name), name) for name in names]
     running, waiting = sum(each.running for each in replicas), sum(each.waiting for each in replicas)
-    return json_response(Load(server_load=total("open_requests", "api"), running=running, waiting=waiting, replicas=replicas))
+    return json_response(
+        Load(
+            server_load=total("open_requests", "api"),
+            running=running,
+            waiting=waiting,
+            replicas=replicas,
+            engines=_engines(context),
+        )
+    )
 
 
 async def show_version(request: Request) -> Response:

@@ -20,6 +20,7 @@ from api.model import ServedModel
 from engine.config import EngineConfig
 from engine.installation import package_version
 from engine.process.context import ActorContext
+from engine.process.topology import places_of
 from shm.counters import Counters
 from shm.inspection import RingSnapshot, rings
 
@@ -148,7 +149,7 @@ class Look:
         rows = [
             *infos,
             *(row for row in snapshot["metrics"] if row["name"] not in SPARSE or row["count"]),
-            *_actor_rows(snapshot["actors"], time.monotonic_ns()),
+            *_actor_rows(_with_process(snapshot["actors"]), time.monotonic_ns()),
             *_error_rows(snapshot["errors"]),
             *_ring_rows(ring_snapshots),
             *(_adapter_rows(snapshot["metrics"], adapters or {}, max_loras) if max_loras else ()),
@@ -191,6 +192,12 @@ def _add_histogram(family: Metric, labels: dict[str, str], row: Row) -> None:
         family.add_sample(f"{family.name}_bucket", {**labels, "le": le}, total)
     family.add_sample(f"{family.name}_count", labels, total)
     family.add_sample(f"{family.name}_sum", labels, row["sum"])
+
+
+def _with_process(actors: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the actors without a router's places, which have no process."""
+    places = places_of(actor["name"] for actor in actors)
+    return (actor for actor in actors if actor["name"] not in places)
 
 
 def _actor_rows(actors: Iterable[Mapping[str, Any]], now_ns: int) -> Iterable[Row]:

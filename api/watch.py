@@ -50,7 +50,7 @@ class Watch:
             self._observer = Observer(self._context.run, **shown)
             self._history = History()
         now = self._observer.snapshot()
-        parts = ("actors", "rings", "errors", "experts", "placement_version", "adapters")
+        parts = ("actors", "rings", "errors", "experts", "placement_version", "adapters", "engines")
         return {
             "taken_ns": now.taken_ns,
             "figures": msgspec.to_builtins(self._history.add(now)),

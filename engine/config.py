@@ -18,6 +18,7 @@ DRAFT_METHODS = ("ngram", "suffix", "mtp")  # tried in this order, the cheapest 
 MAX_DRAFTS = 16  # per row
 MAX_LOGPROBS = 128  # limit of --max-logprobs
 STATES_PER_SEQUENCE = 3  # slots: the confirmed recurrent state, and those that two steps in flight write
+MAX_REPLICAS = 64  # of an engine, and places for those of a router's engines
 MAX_LORAS, MAX_LORA_RANK = 64, 512  # limits of adapters loaded at a time, and of an adapter's rank
 SUFFIX_SHARED_BYTES = 64 << 20  # size of the shared tree of completed answers
 _SUFFIX_BYTES, _NGRAM_BYTES = 256, 16  # bytes in a slot's index for each of its tokens; for n-grams, of each length

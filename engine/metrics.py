@@ -12,13 +12,16 @@ from typing import Literal
 
 import msgspec
 
-from engine.config import DRAFT_METHODS, MAX_DRAFTS, MAX_LORAS
+from engine.config import DRAFT_METHODS, MAX_DRAFTS, MAX_LORAS, MAX_REPLICAS
 from engine.metric_labels import (
     DEVICE_DTYPES,
+    ENGINE_STATES,
     HTTP_ROUTES,
     HTTP_STATUSES,
     OP_CANDIDATES,
     OTHER_ROUTE,
+    REPLICA_GAUGES,
+    RESUBMISSION_CAUSES,
     ROW_CANDIDATES,
     WEIGHT_CACHE_OUTCOMES,
 )
@@ -44,7 +47,7 @@ class Metric(msgspec.Struct, frozen=True):
     bounds: tuple[float, ...] = ()  # upper bucket bounds of a histogram, ascending, without +Inf
 
     def place(self, label: str) -> int:
-        """Return the draft position or adapter slot that this metric counts; -1: none."""
+        """Return the draft position, adapter slot or replica that this metric counts; -1: none."""
         return int(dict(self.labels).get(label, -1))
 
 
@@ -118,14 +121,20 @@ def _prepared(outcome: str) -> Metric:
     return Metric("media_items_total", "counter", "items", "Images and videos inspected.", (("outcome", outcome),))
 
 
-def _routes(reason: str) -> Metric:
-    return Metric(
-        "requests_routed_total",
-        "counter",
-        "samples",
-        "Sequences by reason for the choice of their replica.",
-        (("reason", reason),),
+def _by_replica(name: str, help: str, *labels: tuple[str, str]) -> tuple[Metric, ...]:
+    """Return a metric for each replica, which on a router is a place for one."""
+    return tuple(
+        Metric(name, "counter", "samples", help, (*labels, ("replica", str(replica)))) for replica in range(MAX_REPLICAS)
     )
+
+
+def _routes(reason: str) -> tuple[Metric, ...]:
+    return _by_replica("requests_routed_total", "Sequences by replica and the reason for its choice.", ("reason", reason))
+
+
+def _resubmissions(cause: str) -> Metric:
+    text = "Sequences resubmitted after a crash, by what was lost."
+    return Metric("resubmissions_total", "counter", "samples", text, (("cause", cause),))
 
 
 def _by_adapter(name: str, help: str) -> tuple[Metric, ...]:
@@ -175,7 +184,9 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         *(_spans(outcome) for outcome in ("sent", "lost")),
         Metric("stream_pauses_total", "counter", "samples", "Sequences paused because their client reads too slowly."),
         Metric("held_logprobs", "gauge", "logprobs", "Log-probabilities that clients have not read yet."),
-        Metric("resubmissions_total", "counter", "samples", "Sequences resubmitted after a crash."),
+        *(_resubmissions(cause) for cause in RESUBMISSION_CAUSES),
+        *_by_replica("replica_resubmissions_total", "Sequences resubmitted because their replica was lost."),
+        _histogram("recovery_seconds", "Pause of a resubmitted sequence: from its last token to the next one."),
         *(_finished(reason) for reason in ("stop", "length", "repetition", "abort", "timeout")),
         Metric("prompt_tokens_total", "counter", "tokens", "Prompt tokens of answered requests."),
         Metric("generation_tokens_total", "counter", "tokens", "Generated tokens."),
@@ -206,7 +217,7 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("tokenized_tokens_total", "counter", "tokens", "Prompt tokens encoded."),
         Metric("detokenized_tokens_total", "counter", "tokens", "Output tokens decoded."),
         Metric("open_streams", "gauge", "samples", "Sequences being detokenized."),
-        *(_routes(reason) for reason in REASONS),
+        *(metric for reason in REASONS for metric in _routes(reason)),
         Metric("stop_strings_total", "counter", "samples", "Sequences that ended at a stop string."),
         Metric("tool_calls_total", "counter", "calls", "Tool calls parsed in answers."),
         Metric("malformed_tool_calls_total", "counter", "calls", "Tool calls that could not be parsed and were left as text."),
@@ -224,15 +235,16 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
                 "router_engines",
                 "gauge",
                 "engines",
-                "Engines of a router: ready, quiet (no new requests), or gone.",
+                "Engines of a router: ready, quiet (no new requests), leaving (not on the list any more), or gone.",
                 (("state", state),),
             )
-            for state in ("ready", "quiet", "gone")
+            for state in ENGINE_STATES
         ),
         Metric("link_peers", "gauge", "routers", "Routers that are connected to this engine."),
         Metric("link_open_sequences", "gauge", "sequences", "Open sequences of routers."),
         Metric("link_received_bytes_total", "counter", "bytes", "Bytes received from other machines."),
         Metric("link_sent_bytes_total", "counter", "bytes", "Bytes sent to other machines."),
+        Metric("link_missed_heartbeats_total", "counter", "heartbeats", "Heartbeats that an engine did not answer in time."),
         Metric("link_sessions_ended_total", "counter", "sessions", "Sessions with a router or an engine that ended."),
     ),
     "scheduler": (
@@ -335,6 +347,12 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("spec_decode_index_bytes", "gauge", "bytes", "Memory of the indexes used for drafting."),
     ),
 }
+
+
+OF_PLACES = (  # `scheduler<k>` of a router, which its link writes
+    *(metric for metric in BY_ROLE["scheduler"] if metric.name in REPLICA_GAUGES),
+    Metric("loss_cause", "gauge", "", "Why the replica was lost last: its position in RESUBMISSION_CAUSES."),
+)
 
 
 def metrics_of(role: str) -> tuple[Metric, ...]:

@@ -193,6 +193,27 @@ def _print_layers(layers: Sequence[LayerView]) -> None:
     _print_table(rows)
 
 
+def show_engines(run: Run, options: argparse.Namespace) -> int:
+    """Print a line per engine of a router."""
+    if not run.manifest().config.is_router:
+        raise ControlError(f"run {run.run_id} is an engine; only a router has engines. Choose the router with --run")
+    observer = Observer(run)
+    engines = observer.snapshot().engines
+    observer.close()
+    if options.json:
+        _print_json([{name: getattr(each, name) for name in each.__struct_fields__} for each in engines])
+        return 0
+    rows: list[tuple[str, ...]] = [
+        ("ENGINE", "STATE", "REPLICAS", "RUNNING", "WAITING", "PREFIX HITS", "ROUTED", "RESENT", "TROUBLE")
+    ]
+    for each in engines:
+        places = " ".join(map(str, each.replicas)) or "-"
+        numbers = (each.num_running, each.num_waiting, units.share(each.hit_share), each.num_routed, each.num_resubmitted)
+        rows.append((each.address, each.state, places, *map(str, numbers), each.trouble))
+    _print_table(rows)
+    return 0
+
+
 def show_errors(run: Run, options: argparse.Namespace) -> int:
     """Print a line per distinct error, the latest first."""
     observer = Observer(run)
@@ -302,7 +323,8 @@ def _add_looks(add: _Add) -> None:
     errors = add("errors", show_errors, "list distinct errors with count and time; also for a dead engine")
     rank_groups = add("rank-groups", show_rank_groups, "list rank groups by replica; also for a dead engine")
     experts = add("experts", show_experts, "show expert load per rank and the busiest experts; also for a dead engine")
-    for look in (actors, counters, errors, rank_groups, experts):
+    engines = add("engines", show_engines, "list the engines of a router with their load; also for a dead router")
+    for look in (actors, counters, errors, rank_groups, experts, engines):
         look.add_argument("--json", action="store_true", help="as JSON")
 
 

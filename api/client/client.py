@@ -26,7 +26,7 @@ from api.access import source_of
 from api.client.backlog import Backlog, EncodedRequest, Item, SequenceSubmit
 from api.client.generation import Generation, OpenSequence, unless_gone
 from api.client.held import FREE, HeldLogprobs
-from api.client.stats import SequenceMeasures
+from api.client.stats import Resubmissions, SequenceMeasures
 from engine.errors import RequestError
 from engine.messages import (
     Abort,
@@ -98,7 +98,7 @@ class EngineClient:
         self.adapters = AdapterRegistry(context) if context.config.max_loras else None
         self._adapter_gauge = AdapterGauge(context, "adapter_open_requests")
         self._open_requests = context.counter("open_requests")
-        self._resubmissions = context.counter("resubmissions_total")
+        self._resubmissions = Resubmissions(context)
         self._num_pauses = context.counter("stream_pauses_total")
         self._dropped = context.counter("messages_dropped_total")
         self._num_held_logprobs = context.counter("held_logprobs")
@@ -222,13 +222,16 @@ class EngineClient:
         if not is_scheduler and name not in self._backlogs:
             return
         places = (index_of(name), -1)  # -1: it may have been there, but has not answered yet
+        num_lost = 0
         for generation in self._generations.values():
             for sequence in generation.sequences:
                 if not (sequence.is_finished or sequence.is_paused) and (
                     sequence.replica in places if is_scheduler else sequence.tokenizer == name
                 ):
-                    self._resubmissions.add(1)
+                    num_lost += 1
+                    sequence.interrupted_ns = time.monotonic_ns()
                     self._backlogs[sequence.tokenizer].push(generation.key, _resubmitted(sequence))
+        self._resubmissions.add(name, num_lost)
         if not is_scheduler:
             for _, tokenizer, abort in self._recent_aborts:  # it may have died before it passed them on
                 if tokenizer == name:

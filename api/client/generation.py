@@ -70,6 +70,7 @@ class OpenSequence:
         "first_prompt_token",
         "first_token_ns",
         "generation",
+        "interrupted_ns",
         "is_paused",
         "last_token_ns",
         "made_by",
@@ -100,6 +101,7 @@ class OpenSequence:
         self.pending: list[Delta] = []
         self.num_pending = 0  # pending tokens and log-probabilities
         self.is_paused = False  # not in the engine, which would produce more than its reader takes
+        self.interrupted_ns = 0  # when a crash was noticed after which no token has come; 0: none
         self.prompt_token_ids: list[int] = []
         self.prompt_logprobs: list[DecodedLogprobs] = []
         self.first_prompt_token = b""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from api.client.generation import Generation, OpenSequence
+from engine.metric_labels import RESUBMISSION_CAUSES
 from engine.process.context import ActorContext
+from engine.process.topology import SCHEDULER, index_of, places_of, role_of
 
 FINISH_REASONS = ("stop", "length", "repetition", "abort", "timeout")
 
@@ -17,6 +19,7 @@ class SequenceMeasures:
         self._finished = {reason: context.counter("request_success_total", finished_reason=reason) for reason in FINISH_REASONS}
         self._time_to_first_token = context.histogram("time_to_first_token_seconds")
         self._inter_token_latency = context.histogram("inter_token_latency_seconds")
+        self._recovery = context.histogram("recovery_seconds")
         self._time_per_output_token = context.histogram("request_time_per_output_token_seconds")
         self._latency = context.histogram("e2e_request_latency_seconds")
         self._request_prompt_tokens = context.histogram("request_prompt_tokens")
@@ -41,6 +44,9 @@ class SequenceMeasures:
         if not num_tokens:
             return
         self._generation_tokens.add(num_tokens)
+        if sequence.interrupted_ns:
+            self._recovery.observe((now_ns - (sequence.last_token_ns or sequence.interrupted_ns)) / 1e9)
+            sequence.interrupted_ns = 0
         if sequence.first_token_ns:
             self._inter_token_latency.observe((now_ns - sequence.last_token_ns) / 1e9)
         else:
@@ -61,3 +67,22 @@ class SequenceMeasures:
         self._latency.observe((now_ns - sequence.generation.shared.arrival_ns) / 1e9)
         if num_tokens > 1:
             self._time_per_output_token.observe((sequence.last_token_ns - sequence.first_token_ns) / 1e9 / (num_tokens - 1))
+
+
+class Resubmissions:
+    """Counts resubmitted sequences by what was lost."""
+
+    def __init__(self, context: ActorContext) -> None:
+        self._by_cause = [context.counter("resubmissions_total", cause=cause) for cause in RESUBMISSION_CAUSES]
+        self._by_replica = [
+            context.counter("replica_resubmissions_total", replica=str(index)) for index in range(len(context.schedulers))
+        ]
+        self._causes = {name: context.counters.counter("loss_cause", name) for name in places_of(context.peers())}
+
+    def add(self, name: str, num_sequences: int) -> None:
+        """Count sequences that were lost with the actor `name`."""
+        found = self._causes.get(name)  # a router knows what happened to its engines
+        cause = RESUBMISSION_CAUSES.index(role_of(name)) if found is None else int(found.value)
+        self._by_cause[cause].add(num_sequences)
+        if role_of(name) == SCHEDULER:
+            self._by_replica[index_of(name)].add(num_sequences)

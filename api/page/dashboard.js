@@ -76,6 +76,9 @@ function draw(found) {
     Object.entries(figures.step).map(([name, { time, share: part }]) => [name, seconds(time.mean), share(part), seconds(time.p99)]));
   const parts = [charts, about, actors(found), latency, step, table("Ring buffers", ["sender", "receiver", "fill", "records/s", "waits when full"],
     found.rings.map((ring) => [ring.sender, ring.receiver, share(ring.fill_bytes / ring.capacity_bytes), rate(figures.ring_records_per_s[`${ring.sender}>${ring.receiver}`]), count(ring.num_full_waits)]))];
+  if (found.engines.length) parts.push(table("Engines", ["address", "state", "running", "waiting", "prefix hits", "routed", "resubmitted", "trouble"],
+    found.engines.map((one) => [one.address, make(one.state === "ready" ? "span.ok" : "span.bad", {}, one.state), count(one.num_running), count(one.num_waiting),
+      share(one.hit_share), count(one.num_routed), count(one.num_resubmitted), one.trouble])));
   if (found.experts.length) parts.push(table("Expert load", ["layer", "rows", "max/mean rank load", "hottest experts"],
     found.experts.map((load) => [load.layer, count(load.rows), load.imbalance.toFixed(2), load.hottest.map((hot) => hot.expert).join(", ")])));
   if (found.adapters.length) parts.push(table("LoRA adapters", ["name", "rank", "running", "waiting", "loaded"],

@@ -11,6 +11,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from engine.metric_labels import EngineState
+
 FinishReason = Literal["stop", "tool_calls", "length", "repetition", "abort", "timeout"]
 
 encoder = msgspec.json.Encoder()
@@ -283,11 +285,20 @@ class HealthProblem(msgspec.Struct):
     reason: str
 
 
+class RouterEngine(msgspec.Struct):
+    """An engine of a router."""
+
+    address: str
+    state: EngineState
+    replicas: list[int] = []
+
+
 class Health(msgspec.Struct, kw_only=True):
     status: Literal["ok", "unavailable"]
     actor: str | UnsetType = UNSET
     reason: str | UnsetType = UNSET
     problems: list[HealthProblem] = []
+    engines: list[RouterEngine] | UnsetType = UNSET  # of a router
 
 
 class Sleeping(msgspec.Struct):
@@ -315,6 +326,7 @@ class Load(msgspec.Struct):
     running: int
     waiting: int
     replicas: list[ReplicaLoad] = []
+    engines: list[RouterEngine] | UnsetType = UNSET  # of a router
 
 
 class ActorLog(msgspec.Struct):

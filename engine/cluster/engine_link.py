@@ -20,7 +20,6 @@ import zmq
 
 from engine.cluster.cached_blocks import CachedBlocks
 from engine.cluster.frames import (
-    GAUGES,
     MAX_NAME_CHARACTERS,
     PROTOCOL,
     Beat,
@@ -49,6 +48,7 @@ from engine.cluster.sockets import KeyGate, LinkPoller, Socket, listen
 from engine.config import EngineConfig
 from engine.keys import without_secrets
 from engine.messages import Abort, Message, Output, Outputs, Rejected, Request, WeightsState, encode
+from engine.metric_labels import REPLICA_GAUGES
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox, Outbox, earliest
@@ -477,7 +477,7 @@ class _Gauges:
         self._scheduler = scheduler
         self._actors = (scheduler, *readers_of(scheduler, (context.name, *context.peers())))
         self.version = context.counters.counter("engine_weight_version", scheduler)
-        self._cells = {name: context.counters.counter(name, scheduler) for name in GAUGES}
+        self._cells = {name: context.counters.counter(name, scheduler) for name in REPLICA_GAUGES}
 
     def load(self) -> Load:
         values = {name: int(cell.value) for name, cell in self._cells.items()}

@@ -108,9 +108,9 @@ class Load(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_free_slots: int
     num_kv_blocks: int
     num_free_kv_blocks: int
-
-
-GAUGES = tuple(name for name in Load.__struct_fields__ if name not in ("is_ready", "epoch"))
+    num_cached_kv_blocks: int
+    prefix_cache_queries_total: int
+    prefix_cache_hits_total: int
 
 
 class Report(msgspec.Struct, tag=True, array_like=True, gc=False):

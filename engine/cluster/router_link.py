@@ -20,7 +20,6 @@ import msgspec
 import zmq
 
 from engine.cluster.frames import (
-    GAUGES,
     PROTOCOL,
     Beat,
     Body,
@@ -44,7 +43,8 @@ from engine.cluster.key import read_key_file
 from engine.cluster.membership import Address, membership_of
 from engine.cluster.sockets import LinkPoller, Socket, dealer
 from engine.errors import OptionError
-from engine.messages import Abort, Message, Outputs, Request, WeightsRecord, decode
+from engine.messages import Abort, EngineRecord, Message, Outputs, Request, WeightsRecord, decode
+from engine.metric_labels import ENGINE_STATES, REPLICA_GAUGES, RESUBMISSION_CAUSES, EngineState
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox, earliest
@@ -54,6 +54,7 @@ from shm.fingerprints import KIND, FingerprintWriter
 from shm.segment import Segment, segment_name
 
 BEAT_INTERVAL_NS = 100_000_000
+LATE_NS = 2 * BEAT_INTERVAL_NS  # of silence, after which each heartbeat counts as missed
 RETRY_INTERVAL_NS = 300_000_000  # between attempts to reach an engine
 CONNECT_TIMEOUT_NS = 5_000_000_000  # for a connection and its Welcome
 MAX_UNREAD_RECORDS = 1024  # for a tokenizer's ring; then nothing is read from engines
@@ -70,10 +71,12 @@ class Place:
         self.index = index
         self.name = name
         self.prefixes = FingerprintWriter(Segment.attach(segment_name(context.run.run_id, KIND, cache)))
+        self.holder = ""  # address of the engine that has it, or had it last
         self.is_stranded = False  # it dropped requests, or lost those that it had, and the api does not know yet
+        self._cause = context.counters.counter("loss_cause", name)
         self.epoch = 0  # of the engine's scheduler
         self._row = context.counters.actor(name)
-        self._cells = {gauge: context.counters.counter(gauge, name) for gauge in GAUGES}
+        self._cells = {gauge: context.counters.counter(gauge, name) for gauge in REPLICA_GAUGES}
 
     @property
     def is_ready(self) -> bool:
@@ -95,10 +98,17 @@ class Place:
         """Take no new requests."""
         self._row.set_state(State.LOADING)
 
-    def lose(self, *, has_open: bool = True) -> None:
+    def strand(self, cause: str) -> None:
+        """Note that sequences were lost here; the first cause counts."""
+        if not self.is_stranded:
+            self.is_stranded = True
+            self._cause.set(RESUBMISSION_CAUSES.index(cause))
+
+    def lose(self, cause: str, *, has_open: bool = True) -> None:
         """Forget the replica: its engine is gone, or begins anew. If it had open sequences, they are stranded."""
         self._row.set_state(State.DEAD if self._row.epoch else State.SPAWNED)
-        self.is_stranded = self.is_stranded or (has_open and self._row.epoch > 0)
+        if has_open and self._row.epoch:
+            self.strand(cause)
         self.prefixes.clear()
         for cell in self._cells.values():
             cell.set(0)
@@ -163,14 +173,19 @@ class RouterLink(Actor):
         self._to_tokenizers = {name: BackloggedOutbox(outbox.send_bytes) for name, outbox in outboxes.items()}
         self._sessions = context.epoch << 32  # number of the last session
         self._next_beat_ns = 0
-        self._num_engines = {state: context.counter("router_engines", state=state) for state in ("ready", "quiet", "gone")}
+        self._num_engines = {state: context.counter("router_engines", state=state) for state in ENGINE_STATES}
+        self._records: list[EngineRecord] = []
+        self._num_missed = context.counter("link_missed_heartbeats_total")
         self._received_bytes = context.counter("link_received_bytes_total")
         self._sent_bytes = context.counter("link_sent_bytes_total")
         self._num_ended = context.counter("link_sessions_ended_total")
 
     def on_start(self) -> None:
         for place in self._places:
-            place.lose()  # also what an earlier life of this link had there
+            place.lose("link")  # also what an earlier life of this link had there
+        for record in self.context.run.engines():
+            for index in record.places:
+                self._places[index].holder = record.address
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
@@ -212,7 +227,7 @@ class RouterLink(Actor):
         session = engine.session if engine is not None and _is_welcome(engine) else None
         if isinstance(message, Request):
             if engine is None or session is None:
-                self._places[index].is_stranded = True
+                self._places[index].strand("no engine")
                 return message
             self._send(engine, session, Forward(replica, to_wire(message, time.monotonic_ns())))
             session.unseen.append((session.sent, replica, len(message.sequences)))
@@ -259,7 +274,7 @@ class RouterLink(Actor):
         if session is not None:
             if session.is_welcome and not session.is_idle and now_ns - engine.is_leaving_ns < drain_ns:
                 return
-            self._end(engine, "it left the list")
+            self._end(engine, "it left the list", "drain")
         self._give_back(engine)
         del self._engines[engine.address]
 
@@ -286,7 +301,7 @@ class RouterLink(Actor):
         except WrongFrameError as error:
             self._end(engine, str(error))
         if engine.session is session and self._has_failed(session):
-            self._end(engine, "the connection is closed" if session.is_welcome else "it cannot be reached")
+            self._end(engine, "the connection is closed" if session.is_welcome else "it cannot be reached", "connection")
         if engine.session is not session:
             return num_done
         self._flush(engine, session)
@@ -294,11 +309,14 @@ class RouterLink(Actor):
         limit_ns = int(self.context.config.peer_timeout_s * 1e9) if session.is_welcome else CONNECT_TIMEOUT_NS
         if silence_ns > limit_ns:
             seconds = self.context.config.peer_timeout_s
-            self._end(engine, f"nothing was heard for {seconds:g} s" if session.is_welcome else "it cannot be reached")
+            self._end(
+                engine, f"nothing was heard for {seconds:g} s" if session.is_welcome else "it cannot be reached", "silence"
+            )
         elif session.is_welcome and silence_ns > self.context.config.peer_silence_s * 1e9:
             for place in engine.places:
                 place.quiet()
         if engine.session is session and is_beat and session.is_welcome:
+            self._num_missed.add(silence_ns > LATE_NS)
             self._send(engine, session, Beat())
         return num_done
 
@@ -328,7 +346,7 @@ class RouterLink(Actor):
             session.kept.append(encode_frame(1, greeting))
         return False
 
-    def _end(self, engine: _Engine, reason: str) -> None:
+    def _end(self, engine: _Engine, reason: str, cause: str = "session") -> None:
         """End the session with an engine: what is open there is stranded until another replica, or the next session, is
         there. An idle engine has sent all results, which may still be on their way to clients."""
         session = engine.session
@@ -336,7 +354,7 @@ class RouterLink(Actor):
         if session.is_welcome:
             self._num_ended.add(1)
             for place in engine.places:
-                place.lose(has_open=not session.is_idle)
+                place.lose(cause, has_open=not session.is_idle)
         if session.is_held:
             for place in engine.places:
                 self._hold(place, is_held=False)
@@ -365,12 +383,24 @@ class RouterLink(Actor):
                 place.rescue()
 
     def _count_engines(self) -> None:
-        states = [
-            "gone" if not _is_welcome(engine) else "ready" if any(place.is_ready for place in engine.places) else "quiet"
+        records = [
+            EngineRecord(
+                str(engine.address), _state_of(engine), tuple(place.index for place in engine.places), engine.trouble[:1000]
+            )
             for engine in self._engines.values()
         ]
+        if records == self._records:
+            return
+        self._records = records
+        states = [record.state for record in records]
         for state, cell in self._num_engines.items():
             cell.set(states.count(state))
+        try:
+            self.context.run.write_engines(records)
+        except OSError as error:
+            self._report(
+                f"cannot write {self.context.run.engines_path}: {error.strerror}; `tokamak ctl engines` shows nothing new"
+            )
 
     # ------------------------------------------------------------------------------------------------------ frames
 
@@ -430,9 +460,13 @@ class RouterLink(Actor):
                     f"it has {num_replicas} replicas, and {len(self._free)} of --max-engines {len(self._places)} places "
                     "are free; start the router with more"
                 )
-            engine.places = [self._free.popleft() for _ in range(num_replicas)]
+            own = str(engine.address)
+            free = sorted(self._free, key=lambda place: place.holder != own)  # the same as before, so that its counts go on
+            engine.places = free[:num_replicas]
+            self._free = deque(place for place in self._free if place not in engine.places)
             for replica, place in enumerate(engine.places):
                 self._at_place[place.index] = engine, replica
+                place.holder = own
         for place, record in zip(engine.places, welcome.records, strict=True):
             self.context.run.write_weights(msgspec.json.decode(record, type=WeightsRecord), place.name)
             place.take()
@@ -450,7 +484,7 @@ class RouterLink(Actor):
             session.unseen.popleft()
         for place, load in zip(engine.places, report.loads, strict=True):
             if place.epoch not in (0, load.epoch):  # its scheduler was restarted and knows nothing of before
-                place.is_stranded = True
+                place.strand("scheduler")
             place.epoch = load.epoch
         self._show(engine, session)
 
@@ -497,6 +531,14 @@ class RouterLink(Actor):
 
 def _is_welcome(engine: _Engine) -> bool:
     return engine.session is not None and engine.session.is_welcome
+
+
+def _state_of(engine: _Engine) -> EngineState:
+    if not _is_welcome(engine):
+        return "gone"
+    if engine.is_leaving_ns:
+        return "leaving"
+    return "ready" if any(place.is_ready for place in engine.places) else "quiet"
 
 
 def _words(data: bytes) -> Iterable[int]:

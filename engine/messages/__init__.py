@@ -35,6 +35,7 @@ from engine.messages.control import AdaptersRecord as AdaptersRecord
 from engine.messages.control import Command as Command
 from engine.messages.control import Details as Details
 from engine.messages.control import DropWeights as DropWeights
+from engine.messages.control import EngineRecord as EngineRecord
 from engine.messages.control import ListActors as ListActors
 from engine.messages.control import LoadAdapter as LoadAdapter
 from engine.messages.control import Membership as Membership

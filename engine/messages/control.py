@@ -13,6 +13,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.messages.sampling import AdapterUse
+from engine.metric_labels import EngineState
 
 # what happens to open requests when weights change or the engine sleeps
 WeightMode = Literal["abort", "wait", "requeue", "keep"]
@@ -71,6 +72,15 @@ class AdaptersRecord(msgspec.Struct, frozen=True):
 
     last_number: int = 0
     adapters: tuple[Adapter, ...] = ()
+
+
+class EngineRecord(msgspec.Struct, frozen=True):
+    """An engine of a router, as its link sees it."""
+
+    address: str
+    state: EngineState
+    places: tuple[int, ...] = ()  # of its replicas: `scheduler<k>` in the router's tables
+    trouble: str = ""  # why it has no session
 
 
 class ListActors(msgspec.Struct, tag=True, frozen=True):

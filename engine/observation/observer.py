@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TokamakError
-from engine.observation.snapshot import Actor, AdapterLoad, ErrorEntry, ExpertLoad, Histogram, Ring, Row, Snapshot
+from engine.observation.snapshot import Actor, AdapterLoad, EngineLoad, ErrorEntry, ExpertLoad, Histogram, Ring, Row, Snapshot
 from engine.process.run_directory import Run
+from engine.process.topology import index_of, places_of
 from shm.counters import ActorSnapshot, Counters, ErrorSnapshot
 from shm.experts import ExpertTable
 from shm.inspection import rings
@@ -36,12 +37,14 @@ class Observer:
     def snapshot(self) -> Snapshot:
         now_ns = time.monotonic_ns()
         read = self._counters.snapshot()
+        actors = self._counters.actors()
+        places = places_of(actor.name for actor in actors)
         placement_version, experts = _expert_loads(self._experts, now_ns) if self._experts else (0, [])
         return Snapshot(
             taken_ns=now_ns,
             is_alive=self._counters.segment.owner.is_alive(),
             rows=[_row(metric) for metric in read["metrics"]],
-            actors=[_actor(actor, now_ns) for actor in self._counters.actors() if actor.epoch],  # not places without an engine
+            actors=[_actor(actor, now_ns) for actor in actors if actor.name not in places],
             rings=[
                 Ring(ring.receiver, ring.sender, ring.capacity_bytes, ring.fill_bytes, ring.num_records, ring.num_full_waits)
                 for ring in rings(self._run.run_id)
@@ -50,6 +53,7 @@ class Observer:
             placement_version=placement_version,
             experts=experts,
             adapters=_adapters(self._run, read["metrics"]) if self._has_adapters else [],
+            engines=_engines(self._run, read["metrics"]) if places else [],
         )
 
     def close(self) -> None:
@@ -91,6 +95,32 @@ def _adapters(run: Run, metrics: list[dict[str, Any]]) -> list[AdapterLoad]:
         )
         for each in adapters
     ]
+
+
+def _engines(run: Run, metrics: list[dict[str, Any]]) -> list[EngineLoad]:
+    """Return the engines of a router."""
+
+    def of(replicas: tuple[int, ...], name: str, label: str) -> int:
+        return sum(int(row["value"]) for row in metrics if row["name"] == name and index_of(row["labels"][label]) in replicas)
+
+    found = []
+    for each in run.engines():
+        num_queries = of(each.places, "prefix_cache_queries_total", "actor")
+        num_hits = of(each.places, "prefix_cache_hits_total", "actor")
+        found.append(
+            EngineLoad(
+                each.address,
+                each.state,
+                list(each.places),
+                of(each.places, "num_requests_running", "actor"),
+                of(each.places, "num_requests_waiting", "actor"),
+                num_hits / num_queries if num_queries else None,
+                of(each.places, "requests_routed_total", "replica"),
+                of(each.places, "replica_resubmissions_total", "replica"),
+                each.trouble,
+            )
+        )
+    return found
 
 
 def _row(metric: dict[str, Any]) -> Row:

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from engine.metric_labels import EngineState
+
 
 class Histogram(msgspec.Struct, frozen=True):
     """Counts per bucket: bucket i covers (bounds[i - 1], bounds[i]], the last one everything above all bounds."""
@@ -109,6 +111,20 @@ class AdapterLoad(msgspec.Struct, frozen=True):
     num_waiting: int
 
 
+class EngineLoad(msgspec.Struct, frozen=True):
+    """An engine of a router. Numbers are sums over its replicas."""
+
+    address: str
+    state: EngineState
+    replicas: list[int]  # their places: label `replica` of metrics
+    num_running: int  # sequences, also those of other routers and of its own clients
+    num_waiting: int
+    hit_share: float | None  # of prompt tokens found in its prefix cache; None: it had no prompts
+    num_routed: int  # sequences sent there
+    num_resubmitted: int  # of them, after the replica was lost
+    trouble: str  # why it is gone
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """Everything in the shared memory at one time."""
 
@@ -121,6 +137,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     placement_version: int = 0  # of shared experts
     experts: list[ExpertLoad] = []  # one per layer; none if ranks share no experts
     adapters: list[AdapterLoad] = []  # in loading order
+    engines: list[EngineLoad] = []  # of a router
 
     def total(self, name: str, **labels: str) -> float:
         """Return the sum of a counter or gauge over all actors (and labels not given)."""

@@ -9,13 +9,13 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from engine.config import MAX_REPLICAS
 from engine.errors import OptionError
 from engine.options.argument_parser import ArgumentParser
 from engine.options.kinds import engines, seconds, whole
 from engine.options.read import ENVIRONMENT_PREFIX, add_argument, take, take_environment, take_file
 from engine.options.table import GROUPS, OPTIONS, Option, OptionValues
 
-MAX_ENGINES = 64
 _PROCESSES = (
     "api_processes",
     "tokenizer_processes",
@@ -36,7 +36,7 @@ _CLUSTER = (
         "that the name has",
     ),
     OPTIONS["cluster_key_file"],
-    Option("max-engines", whole(1, MAX_ENGINES), 32, "places for engines; one with several replicas takes as many"),
+    Option("max-engines", whole(1, MAX_REPLICAS), 32, "places for engines; one with several replicas takes as many"),
     Option("peer-silence", seconds(0.2, 3600), 1.0, "an engine that was silent for this long gets no new requests"),
     Option("peer-timeout", seconds(0.5, 3600), 3.0, "an engine that was silent for this long counts as dead"),
     Option(

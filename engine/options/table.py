@@ -13,7 +13,7 @@ from typing import Any, get_args
 import msgspec
 
 from engine.checkpoint.hubs.hub import HUBS
-from engine.config import MAX_LOGPROBS, MAX_LORA_RANK, MAX_LORAS, EplbConfig, SpeculativeConfig
+from engine.config import MAX_LOGPROBS, MAX_LORA_RANK, MAX_LORAS, MAX_REPLICAS, EplbConfig, SpeculativeConfig
 from engine.options.eplb_config import parse_eplb_config
 from engine.options.kinds import (
     Kind,
@@ -48,7 +48,7 @@ from engine.options.speculative_config import parse_speculative_config
 from engine.parallel.routing import Policy
 from engine.parsers.choice import CALL_PARSERS, REASONING_PARSERS
 
-MAX_RANKS = 64
+MAX_RANKS = MAX_REPLICAS
 
 
 class Option(msgspec.Struct, frozen=True):

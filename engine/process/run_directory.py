@@ -13,6 +13,7 @@ as long as its owner holds the lock, so a process that gets the lock of a run wi
             weights.json        what survives every actor: state, weights of each rank, version numbers;
                                 with several replicas, weights.<k>.json
             adapters.json       the LoRA adapters in service, if adapters are enabled
+            engines.json        the engines of a router, with their places in its tables
             control.ipc         supervisor's ROUTER: Command -> Reply
             kv-events.ipc       cache actor's PUB; with several replicas, kv-events.<k>.ipc
             api.sock                HTTP, with `--uds auto`
@@ -34,7 +35,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import OptionError, StartError, TokamakError
-from engine.messages import AdaptersRecord
+from engine.messages import AdaptersRecord, EngineRecord
 from engine.messages import WeightsRecord as WeightsRecord
 from engine.process.topology import CACHE, SCHEDULER, ActorPlan, actors_of, role_of
 from shm.process import ProcessIdentity
@@ -95,6 +96,10 @@ class Run(msgspec.Struct, frozen=True):
         return self.directory / "adapters.json"
 
     @property
+    def engines_path(self) -> Path:
+        return self.directory / "engines.json"
+
+    @property
     def control_endpoint(self) -> str:
         return f"ipc://{self.directory / CONTROL_NAME}"
 
@@ -136,7 +141,7 @@ class Run(msgspec.Struct, frozen=True):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             actors = msgspec.json.decode(read_document(self.manifest_path), type=_ManifestActors).actors
         names = [actor.name for actor in actors if "/" not in actor.name]
-        documents = (self.model_path, self.vocabulary_path, self.adapters_path, self.manifest_path)
+        documents = (self.model_path, self.vocabulary_path, self.adapters_path, self.engines_path, self.manifest_path)
         records = f"{self.weights_path().stem}*.json"  # of each replica, or place of a router
         return [
             *map(self.log_path, names),
@@ -196,6 +201,17 @@ class Run(msgspec.Struct, frozen=True):
     def write_adapters(self, record: AdaptersRecord) -> None:
         """Write the adapters atomically. Raises OSError."""
         _write_atomically(self.adapters_path, msgspec.json.encode(record))
+
+    def engines(self) -> list[EngineRecord]:
+        """Read the engines of a router as its link wrote them last; none if it has not, or the directory is gone."""
+        try:
+            return msgspec.json.decode(read_document(self.engines_path), type=list[EngineRecord])
+        except (OSError, msgspec.DecodeError):
+            return []
+
+    def write_engines(self, engines: list[EngineRecord]) -> None:
+        """Write the engines atomically. Raises OSError."""
+        _write_atomically(self.engines_path, msgspec.json.encode(engines))
 
     def owner(self) -> ProcessIdentity | None:
         """Return the process that created the run; None if the lock file is missing or empty."""

@@ -135,7 +135,9 @@ class RunSegments:
             self._readers = {}
         self._mailboxes: list[Mailbox] = []
         self.counters = Counters.create(
-            run_id, (SUPERVISOR, *names), partial(rows_of, max_drafts=max_drafts, max_loras=max_loras)
+            run_id,
+            (SUPERVISOR, *names),
+            partial(rows_of, max_drafts=max_drafts, max_loras=max_loras, num_replicas=len(schedulers), are_places=bool(places)),
         )
         self._hold = _lock_counters(run_id, fcntl.LOCK_SH)
         for name in [name for name in names if name not in places]:
@@ -314,13 +316,18 @@ def _create_slab(run_id: str, slab_id: int, capacity_bytes: int) -> MemoryFile:
     return memory
 
 
-def rows_of(role: str, max_drafts: int = 0, max_loras: int = 0) -> tuple[Metric, ...]:
-    """Return the metrics of a role, for the draft positions and adapter slots in use; an actor of a test has those of every
-    role."""
-    from engine.metrics import EVERY_ROLE, metrics_of  # only for the supervisor: actors find their metrics in the counters file
+def rows_of(
+    role: str, max_drafts: int = 0, max_loras: int = 0, num_replicas: int = 1, *, are_places: bool = False
+) -> tuple[Metric, ...]:
+    """Return the metrics of a role, for the draft positions, adapter slots and replicas in use; an actor of a test has those of
+    every role. `are_places`: the schedulers are places of a router."""
+    # only for the supervisor: actors find their metrics in the counters file
+    from engine.metrics import EVERY_ROLE, OF_PLACES, metrics_of
 
+    if are_places and role == SCHEDULER:
+        return OF_PLACES
     rows = metrics_of(role) if role in (*ROLES, LINK) else EVERY_ROLE
-    limits = {"position": max_drafts, "adapter_slot": max_loras}
+    limits = {"position": max_drafts, "adapter_slot": max_loras, "replica": num_replicas}
     return tuple(row for row in rows if all(row.place(label) < limit for label, limit in limits.items()))
 
 

@@ -75,7 +75,13 @@ class Replicas:
         self._channels = [SchedulerChannel(context.outbox(scheduler), context.name) for scheduler in context.schedulers]
         are_several = len(self._channels) > 1
         self._replicas = [Replica(context, index, channel) for index, channel in enumerate(self._channels) if are_several]
-        self._num_routed = {reason: context.counter("requests_routed_total", reason=reason) for reason in REASONS}
+        self._num_routed = {
+            reason: [
+                context.counter("requests_routed_total", reason=reason, replica=str(replica))
+                for replica in range(len(self._channels))
+            ]
+            for reason in REASONS
+        }
         self._turn = 0
         self._groups: dict[str, tuple[int, int]] = {}  # replica and number of open sequences of each group
 
@@ -102,7 +108,7 @@ class Replicas:
         replica, reason = pinned, "pinned"
         if pinned == UNKNOWN:
             replica, reason = self._choose(sequence, num_tokens, first_key, num_cached, refused_by)
-        self._num_routed[reason].add(1)
+        self._num_routed[reason][replica].add(1)
         return replica, num_tokens - num_cached[replica]
 
     def send(self, replica: int, sequence: ReadySequence, num_tokens: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import random
 import socket
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.e2e.engine_process import ADMIN_KEY, EngineProcess
+from tools.ctl import main as ctl
 
 
 class RouterProcess(EngineProcess):
@@ -22,6 +24,13 @@ class RouterProcess(EngineProcess):
         self.write(engines)
         self.command = [sys.executable, "-m", "tools.cli", "router", "--engines", str(self.list), "--port", "0"]
         self.command += ["--admin-key", ADMIN_KEY, "--end-with", str(os.getpid()), *options]
+
+    def ctl(self, *arguments: str) -> str:
+        """Return what `tokamak ctl` prints about the router."""
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            assert ctl(["--run-dir", str(self.run.directory), *arguments]) == 0
+        return output.getvalue()
 
     def write(self, engines: Sequence[str]) -> None:
         """Change the list at once."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import random
 import signal
@@ -78,6 +79,14 @@ class Cluster:
             raise AssertionError(
                 "\n".join([str(error), *(each.text[-2000:] for each in (self.router, *self.engines))])
             ) from None
+
+    def wait_until_gone(self) -> None:
+        """Wait until the router has given up one engine."""
+        wait_until(lambda: "gone" in self.states(), what="an engine is gone")
+
+    def states(self) -> list[str]:
+        engines = httpx.get(f"{self.router.url}/load", timeout=WATCHDOG_S).json()["engines"]
+        return [engine["state"] for engine in engines]
 
     async def kill(self, index: int, actor: str, number: int = signal.SIGKILL) -> None:
         """Kill an actor of the router (index -1) or of an engine, and wait until all is ready again."""
@@ -210,7 +219,7 @@ def test_silent_engine_is_left(cluster: Cluster, undisturbed: list[Answer]) -> N
     async def hang(deltas: Deltas) -> None:
         await deltas.flow()
         await asyncio.to_thread(cluster.engines[0].kill, "link", signal.SIGSTOP)
-        await asyncio.to_thread(cluster.wait_for, 1)
+        await asyncio.to_thread(cluster.wait_until_gone)
         await asyncio.to_thread(cluster.engines[0].kill, "link", signal.SIGCONT)
 
     check(disturbed(cluster, hang), undisturbed)
@@ -261,9 +270,24 @@ def test_limits_of_an_engine_are_answers(cluster: Cluster) -> None:
         assert any(output.finish_reason for body in bodies if isinstance(body, Results) for output in body.outputs)
 
 
-def test_engines_are_counted(cluster: Cluster) -> None:
-    assert cluster.router.metric("router_engines", state="ready") == 2
-    wait_until(lambda: cluster.router.metric("router_engines", state="gone") == 0, what="the list is read again")
+def test_engines_are_shown(cluster: Cluster) -> None:
+    """All views say the same, and losses of the tests before are counted."""
+    router = cluster.router
+    wait_until(lambda: router.metric("router_engines", state="gone") == 0, what="the list is read again")
+    assert router.metric("router_engines", state="ready") == 2
+    health, load = (httpx.get(f"{router.url}/{name}", timeout=WATCHDOG_S).json() for name in ("health", "load"))
+    assert sorted(each["address"] for each in load["engines"]) == sorted(cluster.addresses)
+    assert health["engines"] == load["engines"]
+    shown = json.loads(router.ctl("engines", "--json"))
+    assert sorted((each["address"], each["state"]) for each in shown) == [(each, "ready") for each in sorted(cluster.addresses)]
+    for name, metric in (("num_routed", "requests_routed_total"), ("num_resubmitted", "replica_resubmissions_total")):
+        assert 0 < sum(each[name] for each in shown) <= router.metric(metric)  # some went to no engine, as none was there
+    for cause in ("connection", "silence", "link", "tokenizer", "scheduler"):
+        assert router.metric("resubmissions_total", cause=cause) > 0, cause
+    assert router.metric("recovery_seconds_count") > 0
+    assert router.metric("link_missed_heartbeats_total") > 0
+    assert [line.split()[1] for line in router.ctl("engines").splitlines()] == ["STATE", "ready", "ready"]
+    assert [line.split()[0] for line in router.ctl("ps").splitlines()[2:]] == ["supervisor", "api0", "tokenizer0", "link"]
 
 
 def test_a_router_chooses_the_engine(cluster: Cluster) -> None:

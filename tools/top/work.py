@@ -18,6 +18,7 @@ from tools.units import count, seconds, share, size, sparkline
 
 MAX_RANK_GROUPS = 4
 MAX_ADAPTERS = 5
+MAX_ENGINES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ def work_lines(
     """Return all lines. `now`: seconds since 1970."""
     return [
         *_load(figures, generation_rates, width),
+        *_engines(snapshot, width),
         *_routed(figures, width),
         *_rank_groups(figures, width),
         *_experts(figures, width),
@@ -76,10 +78,29 @@ def _load(figures: Figures, generation_rates: Sequence[float], width: int) -> li
     return [*lines(width, "requests", requests), *lines(width, "KV blocks", blocks), *rates]
 
 
+def _engines(snapshot: Snapshot, width: int) -> list[Text]:
+    """Return a line for each engine of a router, as far as there is room: those that are not ready first, then the busiest."""
+    ranked = sorted(snapshot.engines, key=lambda each: (each.state == "ready", -each.num_running - each.num_waiting))
+    first = ranked[: MAX_ENGINES - (len(ranked) > MAX_ENGINES)]
+    found: list[Text] = []
+    for each in (each for each in snapshot.engines if each in first):
+        parts = [
+            figure(each.address, each.state),
+            figure(f"{each.num_running}", "running"),
+            figure(f"{each.num_waiting}", "waiting"),
+            figure(share(each.hit_share), "prefix hits"),
+            figure(f"{each.num_routed}", "routed"),
+            figure(f"{each.num_resubmitted}", "resent"),
+        ]
+        found += lines(width, "" if found else "engines", parts)
+    num_others = len(ranked) - len(first)
+    return [*found, Text(f"and {num_others} more engines", style="dim")] if num_others else found
+
+
 def _routed(figures: Figures, width: int) -> list[Text]:
     """Return the number of sequences routed for each reason, if there are several replicas."""
     parts = [figure(f"{number}", reason) for reason, number in figures.routed.items() if number]
-    return lines(width, "routed", parts or [Text()]) if figures.replica else []
+    return lines(width, "routed", parts or [Text()]) if parts or figures.replica else []
 
 
 def _rank_groups(figures: Figures, width: int) -> list[Text]:

@@ -298,7 +298,7 @@ def test_stream_survives_a_crash_behind_the_api(paced: ApiServer, victim: str) -
     name = f"survivor-{victim}"
     reader = Reader(paced, name, logprobs=1, n=1)
     wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
-    before = paced.count("resubmissions_total")
+    before = paced.count("resubmissions_total", cause=victim)
     if victim == "tokenizer":
         paced.restart_tokenizer()
     else:
@@ -318,7 +318,7 @@ def test_stream_survives_a_crash_behind_the_api(paced: ApiServer, victim: str) -
     assert reader.response is not None
     assert reader.response.headers["x-tokamak-weight-version"] == "1"
     assert reader.chunks[-1]["weight_version"] == "1,2"
-    assert paced.count("resubmissions_total") == before + 1
+    assert paced.count("resubmissions_total", cause=victim) == before + 1
 
 
 def test_request_moves_again_when_its_new_replica_dies(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -436,7 +436,7 @@ def test_a_full_ring_delays_its_sender_alone(paced: ApiServer) -> None:
     """A tokenizer does not read: a request larger than the ring waits, and later requests pass it."""
     reader = Reader(paced, "before-the-jam")
     wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
-    resubmitted = paced.count("resubmissions_total")
+    resubmitted = paced.count("resubmissions_total", cause="scheduler")
     answers: dict[str, httpx.Response] = {}
 
     def ask(name: str, prompts: list[str]) -> threading.Thread:
@@ -454,7 +454,7 @@ def test_a_full_ring_delays_its_sender_alone(paced: ApiServer) -> None:
         asking += [ask(f"small-{index}", ["x"]) for index in range(20)]
         wait_until(lambda: paced.count("open_requests") == 121, what="not refused")
         paced.begin("scheduler", paced.counters.actor("scheduler").epoch + 1)
-        wait_until(lambda: paced.count("resubmissions_total") == resubmitted + 121, what="resubmissions due")
+        wait_until(lambda: paced.count("resubmissions_total", cause="scheduler") == resubmitted + 121, what="resubmissions due")
     paced.peer.credits = None
     reader.finish()
     assert bytes(reader.token_ids) == said(DEFAULT_NUM_TOKENS)

@@ -7,8 +7,9 @@ import random
 import msgspec
 import pytest
 
-from engine.cluster.frames import Beat, Forward, Report, WrongFrameError, decode_frame, encode_frame, from_wire, to_wire
+from engine.cluster.frames import Beat, Forward, Load, Report, WrongFrameError, decode_frame, encode_frame, from_wire, to_wire
 from engine.messages import Request, SamplingParams, SequencePart, SharedPart, TextOptions, TokenizedPrompt
+from engine.metric_labels import REPLICA_GAUGES
 
 MILLISECOND = 1_000_000
 
@@ -21,6 +22,10 @@ def request(deadline_ns: int = 0) -> Request:
 def test_frames_arrive_as_they_were_sent() -> None:
     for body in (Beat(), Forward(3, request()), Report(7, 5, 2, [])):
         assert decode_frame(encode_frame(8, body), 7) == body
+
+
+def test_load_has_the_gauges_of_a_place() -> None:
+    assert Load.__struct_fields__ == ("is_ready", "epoch", *REPLICA_GAUGES)
 
 
 @pytest.mark.parametrize("seq", [0, 1, 3])

@@ -186,7 +186,7 @@ def test_run_directory_is_reused_after_a_death(root: Path, tmp_path: Path, monke
 
 def test_killed_at_any_moment_of_the_removal(root: Path) -> None:
     """The next start removes the remains of a dead engine."""
-    for num_removals in range(20):
+    for num_removals in range(24):
         run_id = new_run_id()
         arguments = [run_id, str(root / run_id), str(num_removals)]
         done = subprocess.run([sys.executable, "-c", REMOVER, *arguments], cwd=REPOSITORY, check=False)

@@ -93,9 +93,14 @@ class Engine:
         self.replicas.flush()
 
     def reasons(self) -> dict[str, int]:
-        counters = self.context.counters
+        cells, replicas = self.context.counters.counter, map(str, range(len(self._mailboxes)))
         rows = ("prefix", "load", "hash", "group", "pinned")
-        return {reason: int(counters.counter("requests_routed_total", "tokenizer0", reason=reason).value) for reason in rows}
+        named = [
+            (reason, cells("requests_routed_total", "tokenizer0", reason=reason, replica=replica))
+            for replica in replicas
+            for reason in rows
+        ]
+        return {reason: sum(int(cell.value) for name, cell in named if name == reason) for reason in rows}
 
     def close(self) -> None:
         self.replicas.close()

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from engine.observation.figures import History, figures
-from engine.observation.snapshot import AdapterLoad, Snapshot
+from engine.observation.snapshot import AdapterLoad, EngineLoad, Snapshot
 from tests.tools.engines import ACTORS, RINGS, busy, counter, histogram, snapshot
 from tools import units
 from tools.top.screen import render
@@ -215,6 +215,19 @@ def test_too_many_actors_are_folded() -> None:
     assert "routed    7 prefix" in text
     assert any(line.split()[:2] == ["scheduler1", "1"] for line in lines)
     assert any(line.split()[:2] == ["worker39", "1.19"] for line in lines)
+
+
+def test_engines_of_a_router() -> None:
+    """Those that are gone are shown before the others."""
+    engines = [EngineLoad(f"10.0.0.{index}:9100", "ready", [index], index, 0, 0.25, 9, 0, "") for index in range(10)]
+    engines += [EngineLoad("10.0.0.77:9100", "gone", [], 0, 0, None, 3, 2, "the connection is closed")]
+    lines = screen(msgspec.structs.replace(busy(5.0), engines=engines), 80, None)
+    text = "\n".join(lines)
+    assert "engines   10.0.0.4:9100 ready  4 running  0 waiting  25% prefix hits  9 routed" in text
+    assert "10.0.0.77:9100 gone" in text
+    assert "2 resent" in text
+    assert "10.0.0.1:9100" not in text
+    assert "and 4 more engines" in text
 
 
 def test_device_statistics() -> None:
