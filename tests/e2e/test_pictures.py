@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -31,8 +30,8 @@ from tests.e2e.hostile_media import abort_a_third, check_nothing_is_held, status
 from tests.e2e.test_golden import TOLERANCE, body_of, check_prompt_logprobs, golden_cases, picture_link, with_pictures
 from tests.e2e.workload import answers_together, wait_for_waiting
 from tests.golden.make_units import pixels_of
+from tests.paths import DRAWN
 from tests.waiting import WATCHDOG_S, wait_until
-from tests.workers import variants
 from tools.bench.pictures import picture
 
 EVERYONE = ("media0", "scheduler", "worker0", "tokenizer0", "cache")
@@ -47,7 +46,7 @@ SERVED = [
     ("qwen3_vl", ("--max-num-batched-tokens", "16", "--max-num-seqs", "8", "--max-num-batched-encoder-embeds", "16")),
     ("ernie4_5_vl_moe", ("--block-size", "4", "--num-kv-blocks", "60")),
 ]
-ANSWERS = json.loads(Path(variants.__file__).with_name("golden.json").read_text())
+ANSWERS = json.loads((DRAWN / "golden.json").read_text())
 LINK_OPTIONS = ("--allowed-media-networks", "127.0.0.0/8", "--restart-limit", "100")
 
 

@@ -8,17 +8,17 @@ Run by hand, in an environment of its own (`pip install transformers==5.23.0 tor
     python tests/golden/make_text.py --new NAME      # a new model: NAME/config.json is there, all else is made
 
 NAME is a folder beside this file, or `recurrent/NAME` for a model with recurrent layers. A new model gets random weights (seed
-0) in the `dtype` of its `config.json`, the tokenizer and chat template of the others and the prompts of `llama`. The
-`model_type` is one that transformers knows. The seed of the weights of the seven oldest models was not recorded, so their
-weights stay as they are. What is made from them has the same tokens everywhere; log-probabilities differ by up to 4e-5 between
-processors.
+0), links to the tokenizer and chat template of `llama`, and its prompts. The `model_type` is one that transformers knows.
+Weights are stored in bfloat16, which halves the files; `dtype` of `config.json` stays as it is. The seed of the weights of the
+seven oldest models was not recorded, so their weights stay as they are. What is made from them has the same tokens everywhere;
+log-probabilities differ by up to 4e-5 between processors.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import os
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +59,24 @@ def case_of(model: Any, prompt: list[int]) -> dict[str, Any]:
     return case
 
 
-def make_checkpoint(name: str) -> None:
-    """Write random weights for a `config.json`, and the files that all text models share."""
+def share_files(directory: Path) -> None:
     for file in SHARED_FILES:
-        shutil.copyfile(PLACE / "llama" / file, PLACE / name / file)
+        (directory / file).unlink(missing_ok=True)
+        (directory / file).symlink_to(os.path.relpath(PLACE / "llama" / file, directory))
+
+
+def make_checkpoint(name: str) -> None:
+    """Write random weights for a `config.json`, and links to the files that all models share."""
+    share_files(PLACE / name)
     torch.manual_seed(0)
+    options = (PLACE / name / "config.json").read_text()
     config = AutoConfig.from_pretrained(PLACE / name)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():
         if parameter.dim() > 1:  # as initialised, they are so small that every token is as likely as the next
             parameter.data.normal_(std=parameter.shape[-1] ** -0.5)
-    model.to(config.dtype).save_pretrained(PLACE / name)
+    model.to(torch.bfloat16).save_pretrained(PLACE / name)
+    (PLACE / name / "config.json").write_text(options)  # `save_pretrained` names bfloat16 in it
 
 
 def make_golden(name: str) -> None:

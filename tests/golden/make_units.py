@@ -3,7 +3,7 @@ its `golden.json`.
 
 Run by hand, in an environment of its own (`pip install torch==2.13.0 transformers==5.23.0 pillow numpy safetensors`):
 
-    python tests/golden/make_units.py
+    python tests/golden/make_units.py   # and `make_features.py` after it
 
 `units.npz` has for each of UNITS the features that transformers computes of it, [tokens, width], in float32; the pixels are
 generated again from a seed where they are needed (`pixels_of`).
@@ -81,9 +81,10 @@ def make_paddleocr() -> None:
     from transformers import PaddleOCRVLConfig, PaddleOCRVLForConditionalGeneration
 
     directory, other = DIRECTORY / "paddleocr_vl", DIRECTORY / "qwen2_5_vl"
-    shutil.copytree(other, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.npz"))
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(other, directory, symlinks=True, ignore=shutil.ignore_patterns("*.safetensors", "*.npz"))
     text = {
-        "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 16, "hidden_act": "silu", "max_position_embeddings": 4096, "rms_norm_eps": 1e-05,
         "use_bias": False, "tie_word_embeddings": False, "eos_token_id": 2, "bos_token_id": None, "pad_token_id": 0,
         "rope_theta": 500000.0,
@@ -94,7 +95,7 @@ def make_paddleocr() -> None:
         **text,
         "image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 3, "vision_end_token_id": 4,
         "vision_config": {
-            "model_type": "paddleocr_vl", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+            "model_type": "paddleocr_vl", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_channels": 3, "image_size": 98, "patch_size": 14, "spatial_merge_size": 2,
             "temporal_patch_size": 2, "tokens_per_second": 2, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-06,
         },
@@ -110,7 +111,8 @@ def make_paddleocr() -> None:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             is_norm = "norm" in name and name.endswith("weight")
-            weight.copy_(torch.randn_like(weight) * (0.2 if is_norm else 0.15) + (1.0 if is_norm else 0.0))
+            drawn = torch.randn_like(weight) * (0.2 if is_norm else 0.15) + (1.0 if is_norm else 0.0)
+            weight.copy_(drawn.to(torch.bfloat16))  # as they are stored
     published = {}
     for name, weight in model.state_dict().items():
         for ours, theirs in (
@@ -119,7 +121,7 @@ def make_paddleocr() -> None:
             ("model.projector.", "mlp_AR."),
         ):
             name = name.replace(ours, theirs, 1) if name.startswith(ours) else name
-        published[name] = weight.contiguous()
+        published[name] = weight.to(torch.bfloat16).contiguous()
     save_file(published, directory / "model.safetensors", metadata={"format": "pt"})
     cases = json.loads((other / "golden.json").read_text())["cases"]
     for case in cases:

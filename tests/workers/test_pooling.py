@@ -15,14 +15,15 @@ from engine.checkpoint.record import ModelRecord
 from engine.config import SpeculativeConfig
 from engine.messages import Pooling, SamplingParams, SlotStart, Step
 from engine.options.resolve_pooling import resolve_pooling
+from tests.paths import DRAWN
 from tests.pooled import MODELS, TOLERANCE, write_checkpoint
-from tests.workers import checkpoints, variants
+from tests.workers import checkpoints
 from tests.workers.serving import int32, make_runner
 from tests.workers.variants import check_features
 from workers.engine.runner import ModelRunner
 from workers.extensions.pooling import finished, sigmoid
 
-BOTH_WAYS: dict[str, Any] = json.loads(Path(variants.__file__).with_name("both_ways.json").read_text())
+BOTH_WAYS: dict[str, Any] = json.loads((DRAWN / "both_ways.json").read_text())
 BLOCK_SIZE, BLOCKS_OF_SLOT = 16, 16
 BACKENDS = {"native": ("native", "tape"), "reference": ("reference", "eager")}
 ASKED = {"runner": "auto", "pooler_config": {}, "speculative_config": SpeculativeConfig(), "enable_prefix_caching": True}

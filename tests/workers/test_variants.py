@@ -1,4 +1,4 @@
-"""Other shapes and options of the architectures agree with transformers (`variants/`)."""
+"""Other shapes and options of the architectures agree with transformers (`tests/golden/drawn`)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,31 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.checkpoint.families import FAMILIES
 from engine.messages import SamplingParams
-from tests.paths import RECURRENT_MODELS
+from tests.paths import DRAWN, GOLDEN, RECURRENT_MODELS
+from tests.pooled import MODELS
 from tests.workers import variants
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.seeing import cut_at_units, encode_units, make_seeing_runner
 from tests.workers.serving import ServedSequence, Serving, make_runner
 from workers.models import declare_model
 
-VARIANTS: dict[str, dict[str, Any]] = json.loads(Path(variants.__file__).with_name("variants.json").read_text())
-SEEING: dict[str, dict[str, Any]] = json.loads(Path(variants.__file__).with_name("seeing.json").read_text())
+VARIANTS: dict[str, dict[str, Any]] = json.loads((DRAWN / "variants.json").read_text())
+SEEING: dict[str, dict[str, Any]] = json.loads((DRAWN / "seeing.json").read_text())
 ADDED_TOKENS = {"7": {"content": "[IMG_BREAK]"}, "4": {"content": "[IMG_END]"}}
 PROCESSOR = {"rescale_factor": 1 / 255, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.25, 0.26, 0.27]}
+
+
+def test_every_family_has_a_golden_shape() -> None:
+    configs = [each["config"] for part in (VARIANTS, SEEING, MODELS) for each in part.values()]
+    configs += [json.loads(path.read_text()) for path in GOLDEN.glob("**/config.json")]
+    assert set(FAMILIES) == {config["model_type"] for config in configs}
+
+
+def test_golden_files_take_at_most_24_mb() -> None:
+    files = (path for path in GOLDEN.rglob("*") if path.is_file() and not path.is_symlink() and path.suffix != ".pyc")
+    assert sum(path.stat().st_size for path in files) < 24e6
 
 
 # those with the name of a golden model are compared by `tests/e2e/test_golden.py`

@@ -21,7 +21,7 @@ from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.rope_config import RopeConfig
 from engine.errors import CheckpointError
-from tests.paths import GOLDEN, REPOSITORY
+from tests.paths import DRAWN, GOLDEN, REPOSITORY
 from tests.workers.variants.check_left_out import differences
 
 LLAMA: dict[str, Any] = {
@@ -415,8 +415,8 @@ def test_outer_object_ties_unless_a_head_is_stored(stored: tuple[str, ...], is_t
     assert read(directory, config).tie_word_embeddings == is_tied
 
 
-VARIANTS: dict[str, Any] = json.loads((REPOSITORY / "tests" / "workers" / "variants" / "variants.json").read_text())
-SEEING: dict[str, Any] = json.loads((REPOSITORY / "tests" / "workers" / "variants" / "seeing.json").read_text())
+VARIANTS: dict[str, Any] = json.loads((DRAWN / "variants.json").read_text())
+SEEING: dict[str, Any] = json.loads((DRAWN / "seeing.json").read_text())
 HOSTILE = (-1, 1e308, "", 1 << 70, [], float("nan"), 0, {"a": [1 << 70]}, True, [10**400], "x", float("-inf"), [None], 1 << 39)
 
 

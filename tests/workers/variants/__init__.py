@@ -1,9 +1,9 @@
 """Other shapes and options of the supported architectures, each with what transformers answers.
 
-`variants.json` holds, per variant, a config.json in its original style, a prompt and the expected greedy tokens and
-log-probabilities; `seeing.json` the same of models that see, with pictures and video. The weights are not stored: they are
-drawn by `values`, which the tests share with `make.py` and `make_seeing.py` (run by hand where torch and transformers are
-installed). `left_out.json` holds what transformers reads when an option is left out (`left_out.py`)."""
+In `tests/golden/drawn`, `variants.json` holds, per variant, a config.json in its original style, a prompt and the expected
+greedy tokens and log-probabilities; `seeing.json` the same of models that see, with pictures and video. The weights are not
+stored: they are drawn by `values`, which the tests share with `make.py` and `make_seeing.py` (run by hand where torch and
+transformers are installed). `left_out.json` holds what transformers reads when an option is left out (`left_out.py`)."""
 
 from __future__ import annotations
 

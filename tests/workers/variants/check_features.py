@@ -30,8 +30,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.errors import TokamakError
 from tests.adapters import answer, linears_of, merge, write_adapter
 from tests.e2e.engine_process import EngineProcess
-from tests.paths import GOLDEN
-from tests.workers import variants
+from tests.paths import DRAWN, GOLDEN
 from tests.workers.checkpoints import drawn_tensors, to_gpt_oss_layout, with_joined, write_checkpoint, write_safetensors
 from tests.workers.mtp import drafting, write_with_layers
 from tests.workers.rank_group.serving import serve, serve_all
@@ -69,7 +68,7 @@ class Nothing(Exception):
 
 def configs() -> dict[str, dict[str, Any]]:
     """Return a config.json of each family of text models, by its name."""
-    stored = json.loads(Path(variants.__file__).with_name("variants.json").read_text())
+    stored = json.loads((DRAWN / "variants.json").read_text())
     found = {}
     for variant in stored.values():
         config = {name: value for name, value in variant["config"].items() if name != "quantization_config"}

@@ -1,5 +1,5 @@
-"""Adds results of new and changed configurations to `variants.json`, computed by transformers on torch (neither is needed to
-run the tests):
+"""Adds results of new and changed configurations to `tests/golden/drawn/variants.json`, computed by transformers on torch
+(neither is needed to run the tests):
 
 python -m tests.workers.variants.make
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.paths import DRAWN
 from tests.workers.variants import dequantized, joined, mxfp4, stacked, values
 
 COMMON = {
@@ -1026,7 +1026,7 @@ def expected_of(config: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    place = Path(__file__).with_name("variants.json")
+    place = DRAWN / "variants.json"
     stored = json.loads(place.read_text())
     results = {
         name: stored[name] if stored.get(name, {}).get("config") == config else expected_of(config)

@@ -1,6 +1,6 @@
-"""Adds new and changed configurations to `seeing.json`: other shapes and options of the architectures that see, with what
-transformers 5.23 answers about two pictures and a video of two units (torch and transformers are not needed to run the tests);
-and new names to `golden.json`, the same of the golden checkpoints:
+"""Adds new and changed configurations to `tests/golden/drawn/seeing.json`: other shapes and options of the architectures that
+see, with what transformers 5.23 answers about two pictures and a video of two units (torch and transformers are not needed to
+run the tests); and new names to `golden.json`, the same of the golden checkpoints:
 
 python -m tests.workers.variants.make_seeing
 """
@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.golden.make_units import DIRECTORY, MODELS, in_rows, patches_of, pixels_of
+from tests.paths import DRAWN
 from tests.workers.variants import is_first, published_name
 from tests.workers.variants.make import values_of
 
@@ -532,13 +533,13 @@ def golden_of(name: str) -> dict[str, Any]:
 
 
 def stored_results(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(__file__).with_name(name).read_text())
+    found: dict[str, Any] = json.loads((DRAWN / name).read_text())
     return found
 
 
 def write(name: str, results: dict[str, Any]) -> None:
     lines = ",\n".join(f"{json.dumps(title)}: {json.dumps(result)}" for title, result in results.items())
-    Path(__file__).with_name(name).write_text("{\n" + lines + "\n}\n")
+    (DRAWN / name).write_text("{\n" + lines + "\n}\n")
 
 
 if __name__ == "__main__":
