@@ -21,7 +21,7 @@ from engine.options.nearest import nearest
 from engine.options.other_hosts import FLAGS, OTHER_HOSTS, refuse_other_hosts
 from engine.options.table import GROUPS, OPTIONS, Option, OptionValues
 from engine.options.vllm import spelled, table, take_flag, translated
-from engine.options.vllm_flags import VLLM_FLAGS
+from engine.options.vllm_flags import VLLM_FLAGS, Fate
 
 ENVIRONMENT_PREFIX = "TOKAMAK_"
 MAX_SHOWN = 200  # characters of a wrong value in a message
@@ -88,24 +88,32 @@ def make_parser() -> ArgumentParser:
         group = parser.add_argument_group(title)
         for option in options:
             add_argument(group, option)
-    kind: dict[str, Any]
     for key in OTHER_HOSTS:
-        kind = {"action": argparse.BooleanOptionalAction} if key in FLAGS else {"nargs": "?", "const": ""}
+        kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if key in FLAGS else {"nargs": "?", "const": ""}
         parser.add_argument(f"--{key.replace('_', '-')}", help=argparse.SUPPRESS, **kind)
-    for key, fate in VLLM_FLAGS.items():
-        if key not in OPTIONS:
-            kind = {"action": argparse.BooleanOptionalAction} if fate.is_flag else {"nargs": "?", "const": ""}
-            parser.add_argument(f"--{key.replace('_', '-')}", help=argparse.SUPPRESS, **kind)
-    parser.add_argument("--vllm-flags", action=_ShowFlags, help="list how each flag of `vllm serve` is handled, and exit")
+    add_flags(parser, "vllm serve", OPTIONS, VLLM_FLAGS)
     return parser
 
 
+def add_flags(parser: ArgumentParser, program: str, own: Mapping[str, Option], flags: Mapping[str, Fate]) -> None:
+    """Add the flags of another program, which --help does not show, and --vllm-flags, which does."""
+    for key, fate in flags.items():
+        if key not in own:
+            kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if fate.is_flag else {"nargs": "?", "const": ""}
+            kind = {"nargs": "*"} if fate.takes_several else kind
+            parser.add_argument(f"--{key.replace('_', '-')}", help=argparse.SUPPRESS, **kind)
+    text = f"list how each flag of `{program}` is handled, and exit"
+    parser.add_argument("--vllm-flags", action=_ShowFlags, const=table(own, flags, program), help=text)
+
+
 class _ShowFlags(argparse.Action):
-    def __init__(self, option_strings: Sequence[str], dest: str, default: Any = None, help: str | None = None) -> None:
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+    """Prints a text and exits."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, const: str, help: str, default: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, const=const, default=default, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(table(OPTIONS))
+        print(self.const)
         parser.exit()
 
 
@@ -127,15 +135,17 @@ def add_argument(group: argparse._ArgumentGroup, option: Option) -> None:
     group.add_argument(*names, metavar=option.kind.metavar, help=shown, **kind)
 
 
-def take_file(found: OptionValues, path: Path, options: Mapping[str, Option] = OPTIONS) -> None:
+def take_file(
+    found: OptionValues, path: Path, options: Mapping[str, Option] = OPTIONS, flags: Mapping[str, Fate] = VLLM_FLAGS
+) -> None:
     for name, value in _read_file(path).items():
         key = str(name).replace("-", "_")
         if key.startswith("no_") and key[3:] in options and options[key[3:]].kind.is_flag and isinstance(value, bool):
             key, value = key[3:], not value
-        if key not in options and key not in OTHER_HOSTS and key not in VLLM_FLAGS:
+        if key not in options and key not in OTHER_HOSTS and key not in flags:
             raise OptionError(f"{path}: unknown option {name}{_suggestion(key, '-')}")
         if value is not None:
-            take(found, key, value, f"{path}: {name}", options)
+            take(found, key, value, f"{path}: {name}", options, flags)
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -168,14 +178,22 @@ def take_environment(found: OptionValues, environment: Mapping[str, str], option
             found.notes.append(f"ignored environment variable {variable}: unknown option{_suggestion(key, '_', str.upper)}")
 
 
-def take(found: OptionValues, key: str, value: Any, source: str, options: Mapping[str, Option] = OPTIONS) -> None:
+def take(
+    found: OptionValues,
+    key: str,
+    value: Any,
+    source: str,
+    options: Mapping[str, Option] = OPTIONS,
+    flags: Mapping[str, Fate] = VLLM_FLAGS,
+) -> None:
     """Check one value, a text or a value from a YAML file, and store it."""
     if key in OTHER_HOSTS:
         if value is not False:
             refuse_other_hosts(key, "" if value is True else _shortened(value), source)
         return
     if key not in options:
-        key = take_flag(key, value, source, found.notes)
+        value = translated(key, value, source, found.notes) if isinstance(value, str) else value
+        key = take_flag(key, value, source, found.notes, flags)
         if key not in options:
             return
     kind = options[key].kind

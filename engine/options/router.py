@@ -13,8 +13,10 @@ from engine.config import MAX_REPLICAS
 from engine.errors import OptionError
 from engine.options.argument_parser import ArgumentParser
 from engine.options.kinds import engines, seconds, whole
-from engine.options.read import ENVIRONMENT_PREFIX, add_argument, take, take_environment, take_file
+from engine.options.read import ENVIRONMENT_PREFIX, add_argument, add_flags, take, take_environment, take_file
 from engine.options.table import GROUPS, OPTIONS, Option, OptionValues
+from engine.options.vllm import spelled
+from engine.options.vllm_router_flags import ROUTER_FLAGS
 
 _PROCESSES = (
     "api_processes",
@@ -59,13 +61,13 @@ ROUTER_OPTIONS = {option.key: option for options in ROUTER_GROUPS.values() for o
 def read_router_options(arguments: Sequence[str], environment: Mapping[str, str]) -> OptionValues:
     """Return the option values, from the same three sources as an engine's. Raises OptionError."""
     found = OptionValues({option.key: option.default for option in ROUTER_OPTIONS.values()}, set())
-    command_line = vars(_make_parser().parse_args(arguments))
+    command_line = vars(_make_parser().parse_args(spelled(arguments)))
     config_path = command_line.pop("config", None) or environment.get(f"{ENVIRONMENT_PREFIX}CONFIG")
     if config_path is not None:
-        take_file(found, Path(config_path), ROUTER_OPTIONS)
+        take_file(found, Path(config_path), ROUTER_OPTIONS, ROUTER_FLAGS)
     take_environment(found, environment, ROUTER_OPTIONS)
     for key, value in command_line.items():
-        take(found, key, value, f"--{key.replace('_', '-')}", ROUTER_OPTIONS)
+        take(found, key, value, f"--{key.replace('_', '-')}", ROUTER_OPTIONS, ROUTER_FLAGS)
     if not found.values["engines"]:
         raise OptionError(
             "--engines is missing: a file with the address of each engine, one host:port a line, or dns:NAME:PORT"
@@ -92,4 +94,5 @@ def _make_parser() -> ArgumentParser:
         group = parser.add_argument_group(title)
         for option in options:
             add_argument(group, option)
+    add_flags(parser, "vllm-router", ROUTER_OPTIONS, ROUTER_FLAGS)
     return parser

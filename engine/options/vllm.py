@@ -1,17 +1,18 @@
 """Command lines of `vllm serve`: their spelling, their values, and the table that `tokamak serve --vllm-flags` prints.
 
-Used by `engine/options/read.py`. `vllm_flags.py` has the handling of each flag.
+Used by `engine/options/read.py`. `vllm_flags.py` has the handling of each flag, `vllm_router_flags.py` of those of its router.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from engine.errors import OptionError
-from engine.options.vllm_flags import VALUES, VLLM_FLAGS
+from engine.options.vllm_flags import VALUES, VLLM_FLAGS, Fate
+from engine.options.vllm_router_flags import ROUTER_VALUES
 
 SHORT = {
     "-asc": "--api-processes",
@@ -82,9 +83,9 @@ def _put(target: dict[str, Any], path: list[str], value: str) -> None:
         target[last] = parsed
 
 
-def take_flag(key: str, value: Any, source: str, notes: list[str]) -> str:
+def take_flag(key: str, value: Any, source: str, notes: list[str], flags: Mapping[str, Fate] = VLLM_FLAGS) -> str:
     """Return our option for a flag; empty if the flag has no effect, which is noted. Raises OptionError if it is rejected."""
-    fate = VLLM_FLAGS[key]
+    fate = flags[key]
     if fate.effect == "alias":
         return fate.text
     if fate.effect == "none":
@@ -102,19 +103,19 @@ def _text(value: Any) -> str:
 
 
 def translated(key: str, value: Any, source: str, notes: list[str]) -> Any:
-    """Return vLLM's value as ours."""
-    ours, note = VALUES.get(key, {}).get(value if isinstance(value, str) else "", (value, ""))
+    """Return the value of a flag, or of our option, as ours."""
+    ours, note = {**VALUES, **ROUTER_VALUES}.get(key, {}).get(value if isinstance(value, str) else "", (value, ""))
     if note:
         notes.append(f"{source} {value}: {note}")
     return ours
 
 
-def table(own: Iterable[str]) -> str:
+def table(own: Iterable[str], flags: Mapping[str, Fate] = VLLM_FLAGS, program: str = "vllm serve") -> str:
     """Return all flags with their meaning, as Markdown. `own`: our options; those that vLLM has too mean the same."""
     words = {"alias": "is", "none": "no effect", "refused": "refused"}
     rows = [f"| `--{key.replace('_', '-')}` | ours | |" for key in own]
-    for key, fate in VLLM_FLAGS.items():
+    for key, fate in flags.items():
         text = f"`--{fate.text.replace('_', '-')}`" if fate.effect == "alias" else fate.text
         text += f" (accepted: {', '.join(fate.harmless)})" if fate.harmless else ""
         rows.append(f"| `--{key.replace('_', '-')}` | {words[fate.effect]} | {text} |")
-    return "\n".join(["| flag of `vllm serve` | | |", "|---|---|---|", *sorted(rows)])
+    return "\n".join([f"| flag of `{program}` | | |", "|---|---|---|", *sorted(rows)])

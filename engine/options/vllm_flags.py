@@ -21,6 +21,7 @@ class Fate(msgspec.Struct, frozen=True):
     text: str
     is_flag: bool = False  # it takes no value
     harmless: tuple[str, ...] = ()  # accepted values of a rejected flag, which match what the engine does
+    takes_several: bool = False
 
 
 def _alias(text: str, *, is_flag: bool = False) -> Fate:

@@ -347,11 +347,11 @@ class Peer:
         self._context.term()
 
 
-def request(**changes: object) -> Request:
-    sampling = SamplingParams(temperature=0, max_tokens=4, **changes.pop("sampling", {}))  # type: ignore[arg-type]
+def request(request_id: str = "one", tokenizer: str = "tokenizer0", **changes: object) -> Request:
+    sampling = SamplingParams(**{"temperature": 0, "max_tokens": 4, **changes.pop("sampling", {})})  # type: ignore[dict-item]
     prompt = TokenizedPrompt(changes.pop("tokens", bytes(40)), 4)  # type: ignore[arg-type]
     shared = SharedPart("key", "api0", 1, sampling, TextOptions(), **changes.pop("shared", {}))  # type: ignore[arg-type]
-    return Request("tokenizer0", shared, [prompt], [SequencePart("one", **changes)])  # type: ignore[arg-type]
+    return Request(tokenizer, shared, [prompt], [SequencePart(request_id, **changes)])  # type: ignore[arg-type]
 
 
 WRONG = {

@@ -16,9 +16,11 @@ from starlette.routing import Route
 
 from api.routes import routes
 from engine.checkpoint.families import FAMILIES, MODEL_TYPES
+from engine.options.other_hosts import OTHER_HOSTS
 from engine.options.router import ROUTER_OPTIONS
 from engine.options.table import OPTIONS
 from engine.options.vllm_flags import VLLM_FLAGS
+from engine.options.vllm_router_flags import ROUTER_FLAGS
 from tests.paths import REPOSITORY
 from tools.cli import BENCHES, COMMANDS
 from tools.cli import main as tokamak
@@ -93,7 +95,7 @@ def test_every_flag_exists() -> None:
     """Some command takes every flag that a page shows."""
     known = {flag for command in _commands() for flag in re.findall(r"--[a-z][a-z-]+", _help(command))}
     known |= {f"--no-{option.name}" if option.default is True else f"--{option.name}" for option in OPTIONS.values()}
-    known |= {f"--{name.replace('_', '-')}" for name in VLLM_FLAGS}
+    known |= {f"--{name.replace('_', '-')}" for name in (*VLLM_FLAGS, *ROUTER_FLAGS, *OTHER_HOSTS)}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", EVERYTHING))
     assert named - known - OTHERS_FLAGS - {"--help"} == set()
 

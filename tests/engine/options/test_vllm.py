@@ -15,9 +15,11 @@ from engine.errors import OptionError
 from engine.options.other_hosts import OTHER_HOSTS
 from engine.options.read import read_options
 from engine.options.resolve import resolve
-from engine.options.table import OPTIONS
+from engine.options.router import ROUTER_OPTIONS, read_router_options
+from engine.options.table import OPTIONS, OptionValues
 from engine.options.vllm import LONG, table
 from engine.options.vllm_flags import VALUES, VLLM_FLAGS
+from engine.options.vllm_router_flags import ROUTER_FLAGS
 from tests.paths import GOLDEN
 
 MODEL = GOLDEN / "qwen3"
@@ -184,6 +186,41 @@ def test_no_flag_of_a_version_is_unrecognized(version: str, capsys: pytest.Captu
             with contextlib.suppress(OptionError, SystemExit):
                 read_options(["--model", "m", *arguments], {})
             assert "unknown option" not in capsys.readouterr().err, arguments
+
+
+def router_options(arguments: str) -> OptionValues:
+    return read_router_options(["--engines", "engines.txt", *arguments.split()], {})
+
+
+def test_flags_of_the_router_are_known() -> None:
+    given = "--policy power_of_two --request_timeout_secs 60 --cors-allowed-origins https://a.example https://b.example"
+    options = router_options(f"{given} --retry-max-retries 3 --cb-failure-threshold 5 --prometheus-port 29000 --port 8001")
+    assert (options.values["data_parallel_routing"], options.values["request_timeout"]) == ("load", 60)
+    assert (options.values["allowed_origins"], options.values["port"]) == (("https://a.example", "https://b.example"), 8001)
+    assert len(options.notes) == 4
+    assert not ROUTER_FLAGS.keys() & (ROUTER_OPTIONS.keys() | OTHER_HOSTS.keys())
+    assert all(fate.text in ROUTER_OPTIONS for fate in ROUTER_FLAGS.values() if fate.effect == "alias")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ("--worker-urls http://a:8000 http://b:8000", "--engines FILE"),
+        ("--service-discovery --selector app=engine", "dns:NAME:PORT"),
+        ("--policy best", "prefix, load, round-robin"),
+        ("--vllm-pd-disaggregation --prefill http://a:8000 9000", "moving a KV cache"),
+        ("--max-concurrent-requests 9", "--max-waiting"),
+    ],
+)
+def test_refusals_of_the_router_give_a_reason(arguments: str, why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        router_options(arguments)
+
+
+@pytest.mark.parametrize("arguments", ["--headless", "--data-parallel-address 10.0.0.1"])
+def test_other_hosts_are_reached_by_a_router(arguments: str) -> None:
+    with pytest.raises(OptionError, match="`tokamak router` in front of them"):
+        read_options(["m", *arguments.split()], {})
 
 
 def test_parts_of_the_speculative_config_have_names() -> None:
