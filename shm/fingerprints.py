@@ -15,6 +15,7 @@ the segment; each life of the writer begins with an empty set.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 
 from shm import _native
@@ -60,6 +61,10 @@ class FingerprintSet:
 
     def __contains__(self, fingerprint: int) -> bool:
         return self._find(fingerprint) >= 0
+
+    def find_all(self, fingerprints: Iterable[int]) -> bytes:
+        """Return a byte for each fingerprint: 1 if it is there."""
+        return _native.find_words(self.segment.buffer, HEADER_BYTES, self._mask + 1, array("Q", fingerprints))
 
     def all(self) -> set[int]:
         """Return all fingerprints; one that is being moved may be missing."""

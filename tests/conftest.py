@@ -47,6 +47,8 @@ ENGINES = ("tests.e2e.engine_process", "tests.engine.echo_engine")  # a test fil
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", type=Path, metavar="DIR", help="keep pictures of the page's main states (tests/page)")
     parser.addoption("--fast", action="store_true", help="no test that starts engines or is slow, a twenty-ninth of many cases")
+    parser.addoption("--streams", type=int, default=1000, help="streams of tests/e2e/check_router.py (tools/test-cluster)")
+    parser.addoption("--seed", type=int, default=1, help="of its faults")
     parser.addoption("--all-cases", action="store_true", help="every combination of parameters, not only every pair of values")
 
 

@@ -8,6 +8,7 @@ schedulers, sequences that were sent but not taken yet, and the fingerprints tha
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 import msgspec
 
@@ -45,9 +46,9 @@ class Replica:
         """Whether its scheduler and all its ranks accept work, and it is not loading weights."""
         return all(map(self._context.is_peer_ready, self._actors)) and self._state.value != WeightsState.LOADING
 
-    def has(self, fingerprint: int) -> bool:
-        """Return whether a block or a recurrent state is cached there, as far as known."""
-        return fingerprint in self._prefixes
+    def find(self, fingerprints: Iterable[int]) -> bytes:
+        """Return a byte for each block or recurrent state: 1 if it is cached there, as far as known."""
+        return self._prefixes.find_all(fingerprints)
 
     def load(self, num_cached_tokens: int) -> ReplicaLoad:
         num_sent_sequences, num_sent_tokens = self._channel.unacknowledged()
@@ -180,14 +181,23 @@ class Replicas:
         num_cached = [0] * len(self._replicas)
         has_prefixes = self._config.enable_prefix_caching and shared.sampling.num_prompt_logprobs < 0
         holders = list(range(len(self._replicas))) if has_prefixes else []
-        for end in range(size, len(tokens), size):  # at least the last token is left to compute
-            hash_blocks(tokens, size, keys, end, extras)
-            fingerprint = fingerprint_of(keys[-1])
-            holders = [index for index in holders if self._replicas[index].has(fingerprint)]
-            if not holders:
-                break
-            state = state_fingerprint_of(keys[-1])
+        hash_blocks(tokens, size, keys, size, extras)
+        begin, num_blocks = 0, (len(tokens) - 1) // size  # at least the last token is left to compute
+        while holders and begin < num_blocks:
+            end = min(num_blocks, 4 * begin + 1)  # more at a time the more are found
+            hash_blocks(tokens, size, keys, end * size, extras)
+            blocks = [fingerprint_of(key) for key in keys[begin:end]]
+            states = [state_fingerprint_of(key) for key in keys[begin:end]] if self._config.num_states else []
+            nexts = []
             for index in holders:
-                if not self._config.num_states or self._replicas[index].has(state):
-                    num_cached[index] = end
+                num_found = (self._replicas[index].find(blocks) + b"\0").index(0)
+                if states:
+                    num_usable = self._replicas[index].find(states[:num_found]).rfind(1) + 1
+                else:
+                    num_usable = num_found
+                if num_usable:
+                    num_cached[index] = (begin + num_usable) * size
+                if num_found == len(blocks):
+                    nexts.append(index)
+            holders, begin = nexts, end
         return keys[0], num_cached

@@ -1,6 +1,7 @@
 // Single words of mapped memory for Python: atomics, the futex, and the one process call that Python lacks.
 #include <nanobind/stl/string.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/prctl.h>
 
 #include "bindings.h"
@@ -26,6 +27,27 @@ bool compare_exchange_u64(nb::handle memory, u64 offset, u64 expected, u64 desir
 
 u64 fetch_add_u64(nb::handle memory, u64 offset, u64 count) {
     return __atomic_fetch_add(Buffer(memory).writable_at<u64>(offset), count, __ATOMIC_ACQ_REL);
+}
+
+// Looks words up in a table with linear probing of `num_slots` (a power of two) at `offset`, as shm/fingerprints.py describes it.
+// Returns a byte for each of `words` (8 bytes each): 1 if it is there.
+nb::bytes find_words(nb::handle memory, u64 offset, u64 num_slots, nb::handle words) {
+    const Buffer buffer(memory);
+    const Payload wanted(words);
+    const u64 *slots = buffer.at<u64>(offset, num_slots);
+    const u64 mask = num_slots - 1, num_words = wanted.num_bytes() / sizeof(u64);
+    std::string found(num_words, 0);
+    for (u64 index = 0; index < num_words; ++index) {
+        u64 word;
+        memcpy(&word, wanted.data() + index * sizeof(u64), sizeof(u64));
+        u64 slot = word & mask;
+        for (u64 tried = 0; tried < num_slots; ++tried, slot = (slot + 1) & mask) {
+            const u64 present = load_acquire(slots + slot);  // SYNC: pairs with FingerprintWriter._store
+            if (present == word) found[index] = 1;
+            if (present == word || present == 0) break;
+        }
+    }
+    return nb::bytes(found.data(), found.size());
 }
 
 // Returns true if woken, or if the word is not (or no longer) `expected`; false after a timeout, or a signal for Python to
@@ -64,6 +86,7 @@ void bind_words(nb::module_ &module) {
     module.def("compare_exchange_u64", &compare_exchange_u64, nb::arg("memory"), nb::arg("offset"), nb::arg("expected"),
                nb::arg("desired"));
     module.def("fetch_add_u64", &fetch_add_u64, nb::arg("memory"), nb::arg("offset"), nb::arg("count"));
+    module.def("find_words", &find_words, nb::arg("memory"), nb::arg("offset"), nb::arg("num_slots"), nb::arg("words"));
     module.def("fence", &fence);
     module.def("futex_wait", &futex_wait_u32, nb::arg("memory"), nb::arg("offset"), nb::arg("expected"), nb::arg("timeout_ns"));
     module.def("futex_wake", &futex_wake_u32, nb::arg("memory"), nb::arg("offset"), nb::arg("num_waiters") = 1);

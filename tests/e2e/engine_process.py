@@ -25,7 +25,7 @@ GOLDEN = REPOSITORY / "tests" / "golden"
 DEMO = REPOSITORY / "tools" / "demo" / "model"
 ADMIN_KEY = "operator"
 OPERATOR = {"authorization": f"Bearer {ADMIN_KEY}"}
-READY = re.compile(r"ready (http://127\.0\.0\.1:(\d+))")
+READY = re.compile(r"ready (http://[0-9.]+:(\d+))")
 
 START_LIMIT_S = 120.0  # of an engine on a busy machine
 
