@@ -140,7 +140,8 @@ async def reset_encoder_cache(request: Request) -> Response:
 async def reload_weights(request: Request) -> Response:
     """Load weights from a path on the engine's machine: a directory or a GGUF file."""
     body = await _parse(request, ReloadRequest)
-    path = await asyncio.to_thread(_checkpoint_at, body.path) if body.path else ""
+    is_here = not RequestContext.of(request).services.context.config.is_router  # a router's engines are on other machines
+    path = await asyncio.to_thread(_checkpoint_at, body.path) if body.path and is_here else body.path
     return await _carry_out(request, ReloadWeights(path, body.mode, body.ranks))
 
 

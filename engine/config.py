@@ -248,10 +248,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     # cluster
     cluster_listen: str = ""  # host:port at which routers reach this engine; empty: none
     cluster_key_file: str = ""  # empty: connections are neither encrypted nor authenticated
+    cluster_checkpoints: tuple[str, ...] = ()  # directories with weights and adapters that a router's orders may load
     max_engines: int = 0  # places of a router: replicas of its engines together; 0: this is an engine
     engines: str = ""  # path of the file with the addresses of a router's engines
     namespace: str = ""  # of all engines of a router (`engine/cluster/namespace.py`)
     namespace_facts: str = ""  # what it is made of, as text
+    namespace_without_kernels: str = ""
+    allow_mixed_kernels: bool = False  # engines of a router may differ in their kernels
     peer_silence_s: float = 1.0  # without a message, after which an engine gets no new requests
     peer_timeout_s: float = 3.0  # without a message, after which an engine counts as dead
     drain_timeout_s: float = 300.0  # that streams of an engine which left the list may continue there

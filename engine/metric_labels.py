@@ -44,6 +44,7 @@ RESUBMISSION_CAUSES = (
     "connection",  # to an engine was closed
     "silence",  # of an engine
     "drain",  # of an engine that left the list took too long
+    "weights",  # are about to be reloaded there
     "session",  # was ended by an engine, for example because its weights have changed
     "link",  # of the router died
     "no engine",  # was connected

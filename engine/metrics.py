@@ -218,6 +218,12 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("detokenized_tokens_total", "counter", "tokens", "Output tokens decoded."),
         Metric("open_streams", "gauge", "samples", "Sequences being detokenized."),
         *(metric for reason in REASONS for metric in _routes(reason)),
+        Metric(
+            "streams_crossed_total",
+            "counter",
+            "samples",
+            "Started sequences that continue with other weights or kernels, since no replica is left that has theirs.",
+        ),
         Metric("stop_strings_total", "counter", "samples", "Sequences that ended at a stop string."),
         Metric("tool_calls_total", "counter", "calls", "Tool calls parsed in answers."),
         Metric("malformed_tool_calls_total", "counter", "calls", "Tool calls that could not be parsed and were left as text."),
@@ -240,6 +246,7 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
             )
             for state in ENGINE_STATES
         ),
+        Metric("orders_in_progress", "gauge", "orders", "Orders of a router's operator that its engines carry out."),
         Metric("link_peers", "gauge", "routers", "Routers that are connected to this engine."),
         Metric("link_open_sequences", "gauge", "sequences", "Open sequences of routers."),
         Metric("link_received_bytes_total", "counter", "bytes", "Bytes received from other machines."),
@@ -350,7 +357,7 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
 
 
 OF_PLACES = (  # `scheduler<k>` of a router, which its link writes
-    *(metric for metric in BY_ROLE["scheduler"] if metric.name in REPLICA_GAUGES),
+    *(metric for metric in BY_ROLE["scheduler"] if metric.name in (*REPLICA_GAUGES, "engine_weight_version")),
     Metric("loss_cause", "gauge", "", "Why the replica was lost last: its position in RESUBMISSION_CAUSES."),
 )
 

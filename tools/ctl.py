@@ -244,9 +244,12 @@ def _giving(make_order: Callable[[argparse.Namespace], Order]) -> Callable[[Run,
     return act
 
 
-def _reload_order(options: argparse.Namespace) -> ReloadWeights:
-    path = str(resolve_model(options.path, options.hub)) if options.path else ""
-    return ReloadWeights(path, options.mode, options.rank)
+def reload(run: Run, options: argparse.Namespace) -> int:
+    """Load other weights. The path is one of this machine; of a router's engines, one of theirs."""
+    path = options.path
+    if path and not run.manifest().config.is_router:
+        path = str(resolve_model(path, options.hub))
+    return _giving(lambda options: ReloadWeights(path, options.mode, options.rank))(run, options)
 
 
 def _adapter_order(options: argparse.Namespace) -> LoadAdapter:
@@ -339,11 +342,11 @@ def _add_orders(add: _Add) -> None:
     add("wake", _giving(lambda _: Resume()), "load the weights again after sleep, and continue")
     add("reset-encoder-cache", _giving(lambda _: ResetEncoderCache()), "clear the cached features of images and video")
     add("reset-prefix-cache", _giving(lambda _: ResetPrefixCache()), "clear the prefix cache")
-    reload = add("reload", _giving(_reload_order), "load other weights while the engine runs")
-    reload.add_argument("path", nargs="?", default="", help="checkpoint; default: the current one, read again")
-    reload.add_argument("--hub", choices=HUBS, default="huggingface", help="hub of a path owner/model (default: %(default)s)")
-    reload.add_argument("--mode", choices=WEIGHT_MODES, default="requeue", help=_MODES_HELP)
-    reload.add_argument("--rank", type=int, action="append", default=[], help="reload only this rank (may be repeated)")
+    reload_ = add("reload", reload, "load other weights while the engine runs")
+    reload_.add_argument("path", nargs="?", default="", help="checkpoint; default: the current one, read again")
+    reload_.add_argument("--hub", choices=HUBS, default="huggingface", help="hub of a path owner/model (default: %(default)s)")
+    reload_.add_argument("--mode", choices=WEIGHT_MODES, default="requeue", help=_MODES_HELP)
+    reload_.add_argument("--rank", type=int, action="append", default=[], help="reload only this rank (may be repeated)")
     clear = add("clear-weights", _giving(lambda options: DropWeights(options.mode)), "release the memory of the weights")
     clear.add_argument("--mode", choices=WEIGHT_MODES, default="abort", help=_MODES_HELP)
     load = add("load-adapter", _giving(_adapter_order), "load a LoRA adapter and serve it as a model")

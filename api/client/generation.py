@@ -195,6 +195,7 @@ class OpenSequence:
             resume_token_ids=self.delivered.tobytes(),
             num_scored_prompt_tokens=len(self.prompt_logprobs),
             replica=self.replica,
+            weight_version=self.weight_versions[-1] if self.weight_versions else 0,
         )
         self.replica = -1  # it may go to another replica, and die there before its first answer
         return self.own

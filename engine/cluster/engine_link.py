@@ -1,8 +1,9 @@
 """The link of an engine: one more tokenizer to the schedulers, which works for routers on other machines.
 
-    router  Forward, Drop, Leave  ->  link  ->  Request, Abort        schedulers
-    router  Results, Refusal      <-  link  <-  Outputs, Rejected     schedulers
-    router  Prefixes, Report      <-  link  <-  gauges, fingerprints of cached blocks
+    router  Forward, Drop, Leave       ->  link  ->  Request, Abort        schedulers
+    router  Results, Refusal           <-  link  <-  Outputs, Rejected     schedulers
+    router  Prefixes, Report           <-  link  <-  gauges, fingerprints of cached blocks
+    router  Ask, Answer                <->  link  <->  the supervisor (`engine_orders.py`)
 
 Ids of a router's requests carry the router's run in front, so that two routers never clash. A router that is gone, silent, does
 not read, or sends what is no frame loses its session and its sequences here, and nothing else happens: it submits them again.
@@ -19,9 +20,12 @@ import msgspec
 import zmq
 
 from engine.cluster.cached_blocks import CachedBlocks
+from engine.cluster.engine_orders import EngineOrders
 from engine.cluster.frames import (
     MAX_NAME_CHARACTERS,
     PROTOCOL,
+    Answer,
+    Ask,
     Beat,
     Body,
     Drop,
@@ -42,12 +46,12 @@ from engine.cluster.frames import (
     from_wire,
 )
 from engine.cluster.key import read_key_file
-from engine.cluster.namespace import facts_text, namespace_of
+from engine.cluster.namespace import facts_text, namespace_of, namespace_without_kernels
 from engine.cluster.request_check import check_request
 from engine.cluster.sockets import KeyGate, LinkPoller, Socket, listen
 from engine.config import EngineConfig
 from engine.keys import without_secrets
-from engine.messages import Abort, Message, Output, Outputs, Rejected, Request, WeightsState, encode
+from engine.messages import Abort, Message, Output, Outputs, Rejected, Request, WeightsRecord, WeightsState, encode
 from engine.metric_labels import REPLICA_GAUGES
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
@@ -117,6 +121,8 @@ class EngineLink(Actor):
         self._poller.add(self._socket)
         if self._gate:
             self._poller.add(self._gate.socket)
+        self._orders = EngineOrders(self._zmq, context.run, config.cluster_checkpoints)
+        self._poller.add(self._orders.socket)
         self._peers: dict[bytes, _Peer] = {}
         self._runs: dict[str, _Peer] = {}
         self._outboxes: list[Outbox] = [context.outbox(name) for name in context.schedulers]
@@ -124,8 +130,10 @@ class EngineLink(Actor):
         self._replicas = [_Gauges(context, name) for name in context.schedulers]
         self._cached = [CachedBlocks(context, index) for index in range(len(context.schedulers))]
         self._next_look_ns = self._next_prefixes_ns = 0
+        self._ended: deque[bytes] = deque(maxlen=MAX_ROUTERS)  # connections whose session has ended
         self._vocab_size = msgspec.msgpack.decode(context.run.model_path.read_bytes(), type=_Model).config.vocab_size
         self._versions: list[int] = []  # of the weights of each replica, as the routers know them
+        self._known_versions: set[int] = set()  # all that they know
         self._is_report_due = False
         self._num_routers = context.counter("link_peers")
         self._num_open = context.counter("link_open_sequences")
@@ -142,7 +150,7 @@ class EngineLink(Actor):
     def do_work(self) -> int:
         now_ns = time.monotonic_ns()
         num_done = self._gate.answer() if self._gate else 0
-        num_done += self._receive_frames()
+        num_done += self._receive_frames() + self._answer_orders()
         num_done += sum(outbox.flush() for outbox in self._to_schedulers)
         if now_ns >= self._next_prefixes_ns:
             self._next_prefixes_ns = now_ns + PREFIX_INTERVAL_NS
@@ -168,6 +176,7 @@ class EngineLink(Actor):
         for outbox in self._to_schedulers:
             outbox.flush()
         self._poller.close()
+        self._orders.close()
         self._socket.close(100)
         if self._gate:
             self._gate.close()
@@ -197,6 +206,8 @@ class EngineLink(Actor):
     def _take_outputs(self, outputs: list[Output]) -> None:
         found: dict[tuple[str, str], list[Output]] = {}
         for output in outputs:
+            if output.weight_version not in self._known_versions:
+                self._weights_changed()
             peer, request_id, open_ = self._found(output.request_id, output.attempt)
             if peer is None or open_ is None:
                 self._dropped.add(1)
@@ -241,6 +252,8 @@ class EngineLink(Actor):
 
     def _take_frame(self, identity: bytes, data: bytes) -> None:
         peer = self._peers.get(identity)
+        if identity in self._ended:
+            return  # sent before it knew
         try:
             body = decode_frame(data, peer.seen if peer else 0)
             if peer is None:
@@ -270,7 +283,7 @@ class EngineLink(Actor):
             self._end(known, "a later session has begun")
         if len(self._peers) >= MAX_ROUTERS:
             raise WrongFrameError(f"{MAX_ROUTERS} routers are connected, which is the limit")
-        welcome = self._welcome(wants_model=body.wants_model)
+        welcome = self._welcome(body)
         peer = _Peer(identity, body.run, body.session, time.monotonic_ns(), seen=1)
         self._peers[identity] = self._runs[body.run] = peer
         self._num_routers.set(len(self._peers))
@@ -280,25 +293,22 @@ class EngineLink(Actor):
             self._send(peer, Prefixes(index, True, cached.whole()))
         peer.is_report_due = True
 
-    def _welcome(self, *, wants_model: bool) -> Welcome:
+    def _welcome(self, greeting: Greeting) -> Welcome:
         """Return the answer to a greeting. Raises WrongFrameError as long as it is not known which weights the engine has."""
         context = self.context
-        records = [context.run.weights(scheduler) for scheduler in context.schedulers]
-        contents = {record.contents.get(record.version, "") for record in records}
-        if len(contents) > 1 or "" in contents:
-            raise NotReadyError("the engine is starting, or loads other weights")
-        self._versions = self._weight_versions()
-        config = msgspec.json.encode(_handed_over(context.config)) if wants_model else b""
-        model = context.run.model_path.read_bytes() if wants_model else b""
+        records = self._weights()
+        if any(not record.contents.get(record.version) for record in records):
+            raise NotReadyError("the engine is starting")
         return Welcome(
             PROTOCOL,
             context.run.run_id,
             namespace_of(context.config),
+            namespace_without_kernels(context.config),
             facts_text(context.config),
-            contents.pop(),
-            [msgspec.json.encode(record) for record in records],
-            config,
-            model,
+            records,
+            self._orders.of(greeting.run),
+            msgspec.json.encode(_handed_over(context.config)) if greeting.wants_model else b"",
+            context.run.model_path.read_bytes() if greeting.wants_model else b"",
         )
 
     def _take_body(self, peer: _Peer, body: Body) -> None:
@@ -314,6 +324,10 @@ class EngineLink(Actor):
                 self._to_schedulers[replica].post(abort)
             case Leave(tokenizer):
                 self._abort(peer, [name for name, open_ in peer.open.items() if open_.tokenizer == tokenizer])
+            case Ask():
+                reply = self._orders.begin(peer.run, body)
+                if reply is not None:
+                    self._send(peer, Answer(reply))
             case Beat():
                 peer.is_report_due = True
             case Goodbye():
@@ -380,9 +394,7 @@ class EngineLink(Actor):
         if not due:
             return
         self._is_report_due = self._is_report_due and not are_taken
-        if self._weight_versions() != self._versions:
-            for peer in list(self._peers.values()):
-                self._end(peer, "its weights have changed")
+        if self._look_at_versions():
             return
         loads = [gauges.load() for gauges in self._replicas]
         for peer in due:
@@ -393,13 +405,43 @@ class EngineLink(Actor):
 
     def _forget_silent(self, now_ns: int) -> None:
         self._next_look_ns = now_ns + LOOK_INTERVAL_NS
+        self._orders.forget(now_ns)
         for peer in list(self._peers.values()):
             if now_ns - peer.heard_ns > FORGET_NS:
                 self._end(peer, f"nothing was heard from it for {FORGET_NS // 1_000_000_000} s")
 
-    def _weight_versions(self) -> list[int]:
+    def _look_at_versions(self) -> bool:
+        """Return whether other weights are in use than the routers know; then their sessions are ended."""
+        are_other = self._versions_in_use() != self._versions
+        if are_other:
+            self._weights_changed()
+        return are_other
+
+    def _weights_changed(self) -> None:
+        """End all sessions: the routers continue their streams where the earlier weights are."""
+        self._weights()
+        for peer in list(self._peers.values()):
+            self._end(peer, "its weights have changed")
+
+    def _weights(self) -> list[WeightsRecord]:
+        """Read the weights of each replica, and note what is read."""
+        self._versions = self._versions_in_use()
+        records = [self.context.run.weights(scheduler) for scheduler in self.context.schedulers]
+        self._known_versions = {0}.union(*(record.contents for record in records))
+        return records
+
+    def _versions_in_use(self) -> list[int]:
         """Return the version of the weights of each replica; 0: they are not in memory."""
         return [int(gauges.version.value) for gauges in self._replicas]
+
+    def _answer_orders(self) -> int:
+        num_done = self._orders.receive(time.monotonic_ns())
+        if num_done:
+            self._look_at_versions()  # then the answer comes in the next session
+        for peer in list(self._peers.values()):
+            for reply in self._orders.answers(peer.run):
+                self._send(peer, Answer(reply))
+        return num_done
 
     @property
     def _are_taken(self) -> bool:
@@ -448,6 +490,7 @@ class EngineLink(Actor):
         if self._peers.pop(peer.identity, None) is None:
             return
         del self._runs[peer.run]
+        self._ended.append(peer.identity)
         self._num_ended.add(1)
         self._num_routers.set(len(self._peers))
         self.context.log.info("the session of router %s has ended%s", peer.run, f": {reason}" if reason else "")

@@ -1,7 +1,7 @@
 """Frames between the link of a router and the link of an engine, over one ZeroMQ connection.
 
-    router  --DEALER-->  engine's ROUTER      Greeting; then Forward, Drop, Leave, Beat, Goodbye
-    engine  ------->     router               Welcome or Goodbye; then Results, Refusal, Prefixes, Report, Goodbye
+    router  --DEALER-->  engine's ROUTER      Greeting; then Forward, Drop, Leave, Ask, Beat, Goodbye
+    engine  ------->     router               Welcome or Goodbye; then Results, Refusal, Prefixes, Report, Answer, Goodbye
 
 A connection is one session: it begins with a Greeting, whose `session` only grows within a router's run. Frames are numbered
 from 1 in each direction; a gap, a repetition or anything that is not a frame ends the session, and what it had open continues
@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.messages import Abort, Output, Rejected, Request
+from engine.messages import Abort, Output, Rejected, Reply, Request, RouterOrder, WeightsRecord
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_REQUEST_BYTES = 16 << 20  # of a frame that an engine takes: a request fits a ring's record
 MAX_WELCOME_BYTES = 256 << 20  # of a frame that a router takes: a Welcome carries the tokenizer
 MAX_NAME_CHARACTERS = 200  # of ids that a peer chooses
@@ -64,6 +64,13 @@ class Leave(msgspec.Struct, tag=True, array_like=True, gc=False):
     tokenizer: str
 
 
+class Ask(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """Carry out an operator's command, and answer it once."""
+
+    command_id: str
+    order: RouterOrder
+
+
 class Beat(msgspec.Struct, tag=True, array_like=True, gc=False):
     """The router lives."""
 
@@ -77,9 +84,10 @@ class Welcome(msgspec.Struct, tag=True, array_like=True, gc=False):
     protocol: int
     run: str  # of the engine
     namespace: str
+    namespace_without_kernels: str
     facts: str  # what the namespace is made of, as text
-    weights: str  # digest of the weights in use
-    records: list[bytes]  # of the weights of each replica (`WeightsRecord`), as JSON
+    records: list[WeightsRecord]  # of the weights of each replica
+    orders: list[str]  # ids of this router's orders that are in progress, or whose answer follows
     config: bytes = b""  # the engine's configuration without secrets, as JSON, if it was wanted
     model: bytes = b""  # its `model.msgpack`, if it was wanted
 
@@ -131,13 +139,19 @@ class Prefixes(msgspec.Struct, tag=True, array_like=True, gc=False):
     removed: bytes = b""
 
 
+class Answer(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """An `Ask` was carried out, or why not."""
+
+    reply: Reply
+
+
 class Goodbye(msgspec.Struct, tag=True, array_like=True, gc=False):
     """The session has ended, or none was begun. Either side may say so."""
 
     reason: str
 
 
-Body = Greeting | Forward | Drop | Leave | Beat | Welcome | Results | Refusal | Report | Prefixes | Goodbye
+Body = Greeting | Forward | Drop | Leave | Ask | Beat | Welcome | Results | Refusal | Report | Prefixes | Answer | Goodbye
 
 
 class Frame(msgspec.Struct, array_like=True, gc=False):

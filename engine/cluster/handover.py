@@ -27,6 +27,7 @@ class Handover(msgspec.Struct, frozen=True):
     config: EngineConfig
     model: ModelRecord
     namespace: str
+    namespace_without_kernels: str
     facts: str
 
 
@@ -72,4 +73,5 @@ def _ask(context: zmq.Context[Socket], address: Address, keys: CurveKeys | None)
     if not isinstance(body, Welcome) or body.protocol != PROTOCOL:
         raise WrongFrameError("it is no engine of this version")
     config = msgspec.json.decode(body.config, type=EngineConfig)
-    return Handover(config, msgspec.msgpack.decode(body.model, type=ModelRecord), body.namespace, body.facts)
+    model = msgspec.msgpack.decode(body.model, type=ModelRecord)
+    return Handover(config, model, body.namespace, body.namespace_without_kernels, body.facts)

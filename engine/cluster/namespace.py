@@ -40,6 +40,11 @@ def namespace_of(config: EngineConfig) -> str:
     return digest_of(engine_facts(config), config.block_size, config.max_model_len)
 
 
+def namespace_without_kernels(config: EngineConfig) -> str:
+    """Return what engines have in common that differ in their kernels only."""
+    return namespace_of(msgspec.structs.replace(config, cpu_kernels={}))
+
+
 def facts_text(config: EngineConfig) -> str:
     """Return what the namespace is made of as text, for a message that compares two."""
     version, device, ops, kernels, dtype, quantization, group, calibration, vision, kv_dtype = engine_facts(config)

@@ -70,6 +70,7 @@ def check_request(request: Request, config: EngineConfig, vocab_size: int) -> No
         _check_range("prompt", own.prompt_index, 0, len(request.prompts) - 1)
         _check_range("sample", own.sample_index, 0, MAX_INT32)
         _check_range("attempt", own.attempt, 0, MAX_INT32)
+        _check_range("weight version", own.weight_version, 0, MAX_INT32)
         _check_range("scored tokens", own.num_scored_prompt_tokens, 0, MAX_INT32)
         _check_tokens(own.resume_token_ids, vocab_size)
     _check_sampling(shared.sampling, config, vocab_size)

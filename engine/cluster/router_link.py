@@ -16,11 +16,12 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-import msgspec
 import zmq
 
 from engine.cluster.frames import (
     PROTOCOL,
+    Answer,
+    Ask,
     Beat,
     Body,
     Drop,
@@ -28,7 +29,6 @@ from engine.cluster.frames import (
     Goodbye,
     Greeting,
     Leave,
-    Load,
     Prefixes,
     Refusal,
     Report,
@@ -41,17 +41,18 @@ from engine.cluster.frames import (
 )
 from engine.cluster.key import read_key_file
 from engine.cluster.membership import Address, membership_of
+from engine.cluster.place import Place
+from engine.cluster.remote_engine import RemoteEngine, Session
+from engine.cluster.router_orders import RouterOrders
 from engine.cluster.sockets import LinkPoller, Socket, dealer
+from engine.cluster.versions import Versions
 from engine.errors import OptionError
-from engine.messages import Abort, EngineRecord, Message, Outputs, Request, WeightsRecord, decode
-from engine.metric_labels import ENGINE_STATES, REPLICA_GAUGES, RESUBMISSION_CAUSES, EngineState
+from engine.messages import Abort, Command, EngineRecord, Message, Output, Outputs, ReloadWeights, Reply, Request, decode
+from engine.metric_labels import ENGINE_STATES, EngineState
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox, earliest
-from engine.process.topology import CACHE, actors_of, ends_of, lane_of, names_of, role_of
-from shm.counters import State
-from shm.fingerprints import KIND, FingerprintWriter
-from shm.segment import Segment, segment_name
+from engine.process.topology import actors_of, ends_of, lane_of, role_of
 
 BEAT_INTERVAL_NS = 100_000_000
 LATE_NS = 2 * BEAT_INTERVAL_NS  # of silence, after which each heartbeat counts as missed
@@ -60,98 +61,6 @@ CONNECT_TIMEOUT_NS = 5_000_000_000  # for a connection and its Welcome
 MAX_UNREAD_RECORDS = 1024  # for a tokenizer's ring; then nothing is read from engines
 MAX_FRAMES_PER_TURN = 256
 _LINGER_MS = 200  # for a last frame
-
-
-class Place:
-    """The row of a replica in this router's tables."""
-
-    def __init__(self, context: ActorContext, index: int) -> None:
-        name = context.schedulers[index]
-        cache = names_of(CACHE, len(context.schedulers))[index]
-        self.index = index
-        self.name = name
-        self.prefixes = FingerprintWriter(Segment.attach(segment_name(context.run.run_id, KIND, cache)))
-        self.holder = ""  # address of the engine that has it, or had it last
-        self.is_stranded = False  # it dropped requests, or lost those that it had, and the api does not know yet
-        self._cause = context.counters.counter("loss_cause", name)
-        self.epoch = 0  # of the engine's scheduler
-        self._row = context.counters.actor(name)
-        self._cells = {gauge: context.counters.counter(gauge, name) for gauge in REPLICA_GAUGES}
-
-    @property
-    def is_ready(self) -> bool:
-        return self._row.state is State.READY
-
-    def show(self, load: Load, num_sent: int, *, is_ready: bool) -> None:
-        """Show the load of the replica; `num_sent`: sequences that are not in it yet."""
-        for gauge, cell in self._cells.items():
-            cell.set(getattr(load, gauge))
-        self._cells["num_requests_waiting"].set(load.num_requests_waiting + num_sent)
-        self._cells["num_free_slots"].set(load.num_free_slots - num_sent)
-        self._row.beat(time.monotonic_ns())
-        self._row.set_state(State.READY if is_ready else State.LOADING)
-
-    def beat(self) -> None:
-        self._row.beat(time.monotonic_ns())
-
-    def quiet(self) -> None:
-        """Take no new requests."""
-        self._row.set_state(State.LOADING)
-
-    def strand(self, cause: str) -> None:
-        """Note that sequences were lost here; the first cause counts."""
-        if not self.is_stranded:
-            self.is_stranded = True
-            self._cause.set(RESUBMISSION_CAUSES.index(cause))
-
-    def lose(self, cause: str, *, has_open: bool = True) -> None:
-        """Forget the replica: its engine is gone, or begins anew. If it had open sequences, they are stranded."""
-        self._row.set_state(State.DEAD if self._row.epoch else State.SPAWNED)
-        if has_open and self._row.epoch:
-            self.strand(cause)
-        self.prefixes.clear()
-        for cell in self._cells.values():
-            cell.set(0)
-
-    def take(self) -> None:
-        """Stand for a replica of an engine whose session begins."""
-        self.epoch = 0
-        if not self._row.epoch:
-            self._row.advance_epoch()
-
-    def rescue(self) -> None:
-        """Begin the next epoch, so that the api submits again what was here."""
-        self.is_stranded = False
-        self._row.advance_epoch()
-
-
-class _Session(msgspec.Struct):
-    """A connection to an engine."""
-
-    socket: Socket
-    monitor: Socket
-    heard_ns: int
-    seen: int = 0  # frames received
-    sent: int = 0  # frames sent
-    is_welcome: bool = False
-    is_held: bool = False  # the lanes to its places keep their records, because `kept` has frames
-    loads: list[Load] = []
-    is_idle: bool = False  # none of this router's sequences is open there
-    last_forward: int = 0  # number of the frame
-    kept: deque[bytes] = msgspec.field(default_factory=deque)  # frames that do not fit the connection
-    unseen: deque[tuple[int, int, int]] = msgspec.field(default_factory=deque)  # frame, replica and sequences of Forwards
-
-
-class _Engine(msgspec.Struct):
-    """An engine of the list."""
-
-    address: Address
-    session: _Session | None = None
-    places: list[Place] = []
-    next_attempt_ns: int = 0
-    is_leaving_ns: int = 0  # since when it is no longer on the list; 0: it is
-    weights: str = ""  # digest of what it has loaded
-    trouble: str = ""  # why there is no session, as reported last
 
 
 class RouterLink(Actor):
@@ -166,11 +75,14 @@ class RouterLink(Actor):
         self._poller = LinkPoller(context.mailbox)
         self._places = [Place(context, index) for index in range(len(context.schedulers))]
         self._free = deque(self._places)
-        self._engines: dict[Address, _Engine] = {}
-        self._at_place: dict[int, tuple[_Engine, int]] = {}  # engine and replica
+        self._engines: dict[Address, RemoteEngine] = {}
+        self._at_place: dict[int, tuple[RemoteEngine, int]] = {}  # engine and replica
         self._tokenizers = actors_of("tokenizer", context.peers())
         outboxes = {name: context.outbox(name) for name in self._tokenizers}
         self._to_tokenizers = {name: BackloggedOutbox(outbox.send_bytes) for name, outbox in outboxes.items()}
+        self._versions = Versions(context.run.weights(place.name) for place in self._places)
+        self._contents = ""  # of the weights that new requests get
+        self._orders = RouterOrders(context, self._ask)
         self._sessions = context.epoch << 32  # number of the last session
         self._next_beat_ns = 0
         self._num_engines = {state: context.counter("router_engines", state=state) for state in ENGINE_STATES}
@@ -202,6 +114,10 @@ class RouterLink(Actor):
             self._count_engines()
         for engine in list(self._engines.values()):
             num_done += self._serve(engine, now_ns, is_beat=is_beat)
+        if self._orders.advance(self._engines.values(), now_ns):
+            for engine in self._engines.values():
+                engine.is_away = False
+            self._choose_weights()
         self._rescue()
         return num_done
 
@@ -224,7 +140,7 @@ class RouterLink(Actor):
         tokenizer, index = ends_of(sender)
         message = decode(record)
         engine, replica = self._at_place.get(index, (None, 0))
-        session = engine.session if engine is not None and _is_welcome(engine) else None
+        session = engine.session if engine is not None and engine.is_welcome else None
         if isinstance(message, Request):
             if engine is None or session is None:
                 self._places[index].strand("no engine")
@@ -249,6 +165,27 @@ class RouterLink(Actor):
             if engine.session is not None and engine.session.is_welcome:
                 self._send(engine, engine.session, Leave(name))
 
+    # -------------------------------------------------------------------------------------------- from the operator
+
+    def on_command(self, command: Command) -> Reply | None:
+        return self._orders.begin(command, self._engines.values())
+
+    def _ask(self, engine: RemoteEngine, ask: Ask) -> None:
+        """Send an order to an engine. Before it loads other weights, streams that need not wait for them move to an engine
+        with the present ones."""
+        session, order = engine.session, ask.order
+        assert session is not None
+        session.orders.add(ask.command_id)
+        if isinstance(order, ReloadWeights):
+            engine.is_away = True
+            for place in engine.places:
+                place.quiet()
+            versions = {place.weight_version for place in self._places if place.is_ready}
+            for place in engine.places if order.mode == "requeue" else ():
+                if place.weight_version in versions:
+                    place.strand("weights")
+        self._send(engine, session, ask)
+
     # -------------------------------------------------------------------------------------------------- the list
 
     def _look_at_list(self, now_ns: int) -> None:
@@ -260,14 +197,14 @@ class RouterLink(Actor):
         if addresses is None:
             return
         for address in addresses:
-            engine = self._engines.setdefault(address, _Engine(address))
+            engine = self._engines.setdefault(address, RemoteEngine(address))
             engine.is_leaving_ns = 0
         for engine in self._engines.values():
             if engine.address not in addresses and not engine.is_leaving_ns:
                 engine.is_leaving_ns = now_ns
                 self.context.log.info("engine %s left the list: it gets nothing new", engine.address)
 
-    def _retire(self, engine: _Engine, now_ns: int) -> None:
+    def _retire(self, engine: RemoteEngine, now_ns: int) -> None:
         """Forget an engine that left the list once nothing is open there, or its streams had their time."""
         drain_ns = int(self.context.config.drain_timeout_s * 1e9)
         session = engine.session
@@ -278,7 +215,7 @@ class RouterLink(Actor):
         self._give_back(engine)
         del self._engines[engine.address]
 
-    def _give_back(self, engine: _Engine) -> None:
+    def _give_back(self, engine: RemoteEngine) -> None:
         for place in engine.places:
             del self._at_place[place.index]
             self._free.append(place)
@@ -286,7 +223,7 @@ class RouterLink(Actor):
 
     # -------------------------------------------------------------------------------------------------- sessions
 
-    def _serve(self, engine: _Engine, now_ns: int, *, is_beat: bool) -> int:
+    def _serve(self, engine: RemoteEngine, now_ns: int, *, is_beat: bool) -> int:
         """Do what is due for an engine; return how many frames it sent."""
         if engine.is_leaving_ns:
             self._retire(engine, now_ns)
@@ -320,7 +257,7 @@ class RouterLink(Actor):
             self._send(engine, session, Beat())
         return num_done
 
-    def _begin(self, engine: _Engine, now_ns: int) -> None:
+    def _begin(self, engine: RemoteEngine, now_ns: int) -> None:
         engine.next_attempt_ns = now_ns + RETRY_INTERVAL_NS
         self._sessions += 1
         socket = dealer(self._zmq, self._keys)
@@ -328,11 +265,11 @@ class RouterLink(Actor):
         events |= zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         monitor = socket.get_monitor_socket(events)
         socket.connect(engine.address.endpoint)
-        engine.session = _Session(socket, monitor, now_ns)
+        engine.session = Session(socket, monitor, now_ns)
         self._poller.add(socket)
         self._poller.add(monitor)
 
-    def _has_failed(self, session: _Session) -> bool:
+    def _has_failed(self, session: Session) -> bool:
         """Take the events of a connection; return whether it is closed. Once it is open, greet."""
         from zmq.utils.monitor import recv_monitor_message
 
@@ -346,7 +283,7 @@ class RouterLink(Actor):
             session.kept.append(encode_frame(1, greeting))
         return False
 
-    def _end(self, engine: _Engine, reason: str, cause: str = "session") -> None:
+    def _end(self, engine: RemoteEngine, reason: str, cause: str = "session") -> None:
         """End the session with an engine: what is open there is stranded until another replica, or the next session, is
         there. An idle engine has sent all results, which may still be on their way to clients."""
         session = engine.session
@@ -359,13 +296,14 @@ class RouterLink(Actor):
             for place in engine.places:
                 self._hold(place, is_held=False)
         engine.session = None
+        self._choose_weights()
         engine.next_attempt_ns = time.monotonic_ns() + (0 if session.is_welcome else RETRY_INTERVAL_NS)
         self._close(session, reason)
         if engine.trouble != reason:
             engine.trouble = reason
             self._report(f"engine {engine.address}: {reason}")
 
-    def _close(self, session: _Session, reason: str = "the router stops") -> None:
+    def _close(self, session: Session, reason: str = "the router stops") -> None:
         if session.is_welcome and not session.kept:
             with contextlib.suppress(zmq.ZMQError):  # the engine finds out by itself
                 session.socket.send(encode_frame(session.sent + 1, Goodbye(reason)), zmq.NOBLOCK)
@@ -404,7 +342,7 @@ class RouterLink(Actor):
 
     # ------------------------------------------------------------------------------------------------------ frames
 
-    def _receive(self, engine: _Engine, session: _Session) -> int:
+    def _receive(self, engine: RemoteEngine, session: Session) -> int:
         num_done = 0
         while num_done < MAX_FRAMES_PER_TURN and engine.session is session and self._are_read:
             try:
@@ -425,14 +363,18 @@ class RouterLink(Actor):
         """Whether the tokenizers keep up."""
         return all(len(outbox) < MAX_UNREAD_RECORDS for outbox in self._to_tokenizers.values())
 
-    def _take(self, engine: _Engine, session: _Session, body: Body) -> None:
+    def _take(self, engine: RemoteEngine, session: Session, body: Body) -> None:
         match body:
             case Results(tokenizer, outputs) if tokenizer in self._to_tokenizers:
+                _translate(outputs, session.versions)
                 self._to_tokenizers[tokenizer].post(Outputs(outputs))
             case Refusal(tokenizer, rejected) if tokenizer in self._to_tokenizers:
                 self._to_tokenizers[tokenizer].post(rejected)
             case Report():
                 self._take_report(engine, session, body)
+            case Answer(reply):
+                engine.is_away = False
+                self._orders.take(engine, reply)
             case Prefixes():
                 self._take_prefixes(engine, body)
             case Welcome():
@@ -442,17 +384,12 @@ class RouterLink(Actor):
             case _:
                 raise WrongFrameError(f"a {type(body).__name__} that no engine sends")
 
-    def _welcomed(self, engine: _Engine, session: _Session, welcome: Welcome) -> None:
+    def _welcomed(self, engine: RemoteEngine, session: Session, welcome: Welcome) -> None:
         if welcome.protocol != PROTOCOL or session.is_welcome:
             raise WrongFrameError(f"it speaks protocol {welcome.protocol}, expected {PROTOCOL}")
-        if welcome.namespace != self.context.config.namespace:
-            raise WrongFrameError(
-                f"its answers would have other bytes: it has {welcome.facts}; this router's engines have "
-                f"{self.context.config.namespace_facts}. Start it with the same model and options (--cpu-kernels too)"
-            )
-        others = [other.address for other in self._engines.values() if _is_welcome(other) and other.weights != welcome.weights]
-        if others:
-            raise WrongFrameError(f"it has other weights than {others[0]}; load the same weights in both")
+        self._check_namespace(welcome)
+        if not welcome.records or any(record.version not in record.contents for record in welcome.records):
+            raise WrongFrameError("it does not say which weights it has")
         num_replicas = len(welcome.records)
         if len(engine.places) != num_replicas:
             self._give_back(engine)
@@ -468,15 +405,51 @@ class RouterLink(Actor):
             for replica, place in enumerate(engine.places):
                 self._at_place[place.index] = engine, replica
                 place.holder = own
+        namespace = "" if welcome.namespace == self.context.config.namespace else welcome.namespace
         for place, record in zip(engine.places, welcome.records, strict=True):
-            self.context.run.write_weights(msgspec.json.decode(record, type=WeightsRecord), place.name)
-            place.take()
+            translated, versions = self._versions.translated(record, namespace)
+            session.versions |= versions
+            self.context.run.write_weights(translated, place.name)
+            place.take(translated.version)
+        if all(version == own for version, own in session.versions.items()):
+            session.versions = {}
+        session.orders = set(welcome.orders)
         session.is_welcome = True
-        engine.weights = welcome.weights
+        engine.contents = welcome.records[0].contents[welcome.records[0].version]
         engine.trouble = ""
+        self._choose_weights()
         self.context.log.info("engine %s is connected", engine.address)
 
-    def _take_report(self, engine: _Engine, session: _Session, report: Report) -> None:
+    def _check_namespace(self, welcome: Welcome) -> None:
+        config = self.context.config
+        is_accepted = welcome.namespace == config.namespace
+        if config.allow_mixed_kernels:
+            is_accepted = welcome.namespace_without_kernels == config.namespace_without_kernels
+        if not is_accepted:
+            raise WrongFrameError(
+                f"its answers would have other bytes: it has {welcome.facts}; this router's engines have "
+                f"{config.namespace_facts}. Start it with the same model and options (--cpu-kernels too)"
+            )
+
+    def _choose_weights(self) -> None:
+        """Choose the weights that new requests get: those in use as long as any engine has them."""
+        found = [engine.contents for engine in self._engines.values() if engine.is_welcome]
+        if found and self._contents not in found and not self._orders.are_weights_changing:
+            self._contents = max(found, key=found.count)
+
+    def _gets_requests(self, engine: RemoteEngine) -> bool:
+        """Return whether an engine that is ready gets new requests."""
+        if engine.is_leaving_ns or engine.is_away:
+            return False
+        if engine.contents == self._contents or self._orders.are_weights_changing:
+            return True
+        trouble = "it has other weights than the others, so it gets nothing new; load the same weights in all engines"
+        if engine.trouble != trouble:
+            engine.trouble = trouble
+            self._report(f"engine {engine.address}: {trouble}")
+        return False
+
+    def _take_report(self, engine: RemoteEngine, session: Session, report: Report) -> None:
         if len(report.loads) != len(engine.places):
             raise WrongFrameError(f"it reports {len(report.loads)} replicas, not {len(engine.places)}")
         session.loads = report.loads
@@ -489,12 +462,13 @@ class RouterLink(Actor):
             place.epoch = load.epoch
         self._show(engine, session)
 
-    def _show(self, engine: _Engine, session: _Session) -> None:
+    def _show(self, engine: RemoteEngine, session: Session) -> None:
+        gets_requests = self._gets_requests(engine)
         for replica, (place, load) in enumerate(zip(engine.places, session.loads, strict=False)):
             num_sent = sum(count for _, own, count in session.unseen if own == replica)
-            place.show(load, num_sent, is_ready=load.is_ready and not engine.is_leaving_ns)
+            place.show(load, num_sent, is_ready=load.is_ready and gets_requests)
 
-    def _take_prefixes(self, engine: _Engine, change: Prefixes) -> None:
+    def _take_prefixes(self, engine: RemoteEngine, change: Prefixes) -> None:
         if change.replica not in range(len(engine.places)):
             raise WrongFrameError(f"replica {change.replica}, it has {len(engine.places)}")
         prefixes = engine.places[change.replica].prefixes
@@ -503,12 +477,12 @@ class RouterLink(Actor):
         prefixes.remove_all(_words(change.removed))
         prefixes.add_all(_words(change.added))
 
-    def _send(self, engine: _Engine, session: _Session, body: Body) -> None:
+    def _send(self, engine: RemoteEngine, session: Session, body: Body) -> None:
         session.sent += 1
         session.kept.append(encode_frame(session.sent, body))
         self._flush(engine, session)
 
-    def _flush(self, engine: _Engine, session: _Session) -> None:
+    def _flush(self, engine: RemoteEngine, session: Session) -> None:
         """Send as much as fits; while frames are left, the lanes of the engine's places keep theirs."""
         while session.kept:
             try:
@@ -530,12 +504,15 @@ class RouterLink(Actor):
         self.context.counters.errors.record(self.context.name, text)
 
 
-def _is_welcome(engine: _Engine) -> bool:
-    return engine.session is not None and engine.session.is_welcome
+def _translate(outputs: list[Output], versions: dict[int, int]) -> None:
+    """Replace an engine's version numbers of weights by the router's."""
+    if versions:
+        for output in outputs:
+            output.weight_version = versions.get(output.weight_version, output.weight_version)
 
 
-def _state_of(engine: _Engine) -> EngineState:
-    if not _is_welcome(engine):
+def _state_of(engine: RemoteEngine) -> EngineState:
+    if not engine.is_welcome:
         return "gone"
     if engine.is_leaving_ns:
         return "leaving"

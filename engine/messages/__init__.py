@@ -49,7 +49,9 @@ from engine.messages.control import ResetPrefixCache as ResetPrefixCache
 from engine.messages.control import RestartActor as RestartActor
 from engine.messages.control import Resume as Resume
 from engine.messages.control import ReturnToWeights as ReturnToWeights
+from engine.messages.control import RouterOrder as RouterOrder
 from engine.messages.control import Shutdown as Shutdown
+from engine.messages.control import Undo as Undo
 from engine.messages.control import UnloadAdapter as UnloadAdapter
 from engine.messages.control import WeightsRecord as WeightsRecord
 from engine.messages.control import WeightsState as WeightsState

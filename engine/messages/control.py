@@ -124,6 +124,12 @@ class ReturnToWeights(msgspec.Struct, tag=True, frozen=True):
     record: WeightsRecord
 
 
+class Undo(msgspec.Struct, tag=True, frozen=True):
+    """Return to weights and state from before the command `command_id`, which must be the last one that changed them."""
+
+    command_id: str
+
+
 class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
     """Serve the adapter in the directory `path` as the model `name`."""
 
@@ -165,12 +171,29 @@ Order = (
     | ResetEncoderCache
     | ReloadWeights
     | ReturnToWeights
+    | Undo
     | DropWeights
     | LoadAdapter
     | UnloadAdapter
     | RebalanceExperts
     | AbortRequest
     | Shutdown
+)
+
+
+# what a router may ask its engines for
+RouterOrder = (
+    Pause
+    | Resume
+    | ResetPrefixCache
+    | ResetEncoderCache
+    | ReloadWeights
+    | DropWeights
+    | Undo
+    | LoadAdapter
+    | UnloadAdapter
+    | RebalanceExperts
+    | AbortRequest
 )
 
 

@@ -53,6 +53,7 @@ class SequencePart(msgspec.Struct, array_like=True, frozen=True, gc=False):
     resume_token_ids: bytes = b""  # int32, tokens that the api process already has
     num_scored_prompt_tokens: int = 0  # log-probabilities that the api process already has
     replica: int = -1  # of the previous attempt; -1: none, or not known yet to the api process
+    weight_version: int = 0  # that computed the last of the tokens; 0: there are none
 
     @property
     def max_bytes(self) -> int:

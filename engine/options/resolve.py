@@ -285,7 +285,7 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
         run_id=run_id,
         run_dir=run_dir,
         **resolve_keys(values),
-        **resolve_cluster(values),
+        **resolve_cluster(values, model_path),
         **{key: values[key] for key in _SAME},
         **{f"{key}_s": values[key] for key in _SECONDS},
         max_step_time_ms=values["max_step_time"],

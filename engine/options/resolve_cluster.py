@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 from engine.cluster.key import read_key_file
@@ -10,13 +11,15 @@ from engine.cluster.membership import parse_address
 from engine.errors import OptionError
 
 
-def resolve_cluster(values: dict[str, Any]) -> dict[str, Any]:
+def resolve_cluster(values: dict[str, Any], model: Path) -> dict[str, Any]:
     """Return the fields of an engine's configuration. Raises OptionError for a key file that cannot be used, and for a public
     address without one."""
     listen, key_file = values["cluster_listen"], values["cluster_key_file"]
     if not listen:
-        if key_file:
-            raise OptionError(f"--cluster-key-file {key_file} needs an address for routers; add --cluster-listen")
+        for option in ("cluster_key_file", "cluster_checkpoints"):
+            if values[option]:
+                named = option.replace("_", "-")
+                raise OptionError(f"--{named} has no effect without an address for routers; add --cluster-listen")
         return {}
     if not key_file and not is_loopback(parse_address(listen).host):
         raise OptionError(
@@ -25,7 +28,15 @@ def resolve_cluster(values: dict[str, Any]) -> dict[str, Any]:
         )
     if key_file:
         read_key_file(key_file)
-    return {"cluster_listen": listen, "cluster_key_file": key_file}
+    checkpoints = tuple(map(_directory, values["cluster_checkpoints"])) or (str(model.absolute().parent),)
+    return {"cluster_listen": listen, "cluster_key_file": key_file, "cluster_checkpoints": checkpoints}
+
+
+def _directory(name: str) -> str:
+    path = Path(name).expanduser().absolute()
+    if not path.is_dir():
+        raise OptionError(f"--cluster-checkpoints {name} is no directory; name directories with weights or adapters")
+    return str(path)
 
 
 def is_loopback(host: str) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from engine.cluster.handover import Handover
 from engine.config import EngineConfig, SpeculativeConfig
 from engine.options.resolve_http import OF_RUNS, SECONDS_OF_RUNS, resolve_http, resolve_keys, resolve_tracing
 from engine.options.table import OptionValues
@@ -22,10 +23,12 @@ _SAME = (
     "engines",
     "cluster_key_file",
     "max_engines",
+    "allow_mixed_kernels",
     "trust_request_chat_template",
 )
 _OF_THE_ENGINE: dict[str, Any] = {  # what only processes with a model need
     "cluster_listen": "",
+    "cluster_checkpoints": (),
     "data_parallel_size": 1,
     "tensor_parallel_size": 1,
     "enable_expert_parallel": False,
@@ -46,20 +49,21 @@ _OF_THE_ENGINE: dict[str, Any] = {  # what only processes with a model need
 }
 
 
-def resolve_router(options: OptionValues, engine: EngineConfig, namespace: str, facts: str) -> EngineConfig:
-    """Return the configuration of a router for the model of `engine`. Raises OptionError."""
+def resolve_router(options: OptionValues, found: Handover) -> EngineConfig:
+    """Return the configuration of a router for the model that an engine handed over. Raises OptionError."""
     values = options.values
     run_id = new_run_id()
     run_dir = values["run_dir"] or str(runs_root() / run_id)
     return msgspec.structs.replace(
-        engine,
+        found.config,
         **_OF_THE_ENGINE,
         **resolve_http(options, run_dir),
         **resolve_keys(values),
         **{key: values[key] for key in _SAME},
         **{f"{key}_s": values[key] for key in _SECONDS},
-        namespace=namespace,
-        namespace_facts=facts,
+        namespace=found.namespace,
+        namespace_without_kernels=found.namespace_without_kernels,
+        namespace_facts=found.facts,
         otlp_traces_endpoint=resolve_tracing(values["otlp_traces_endpoint"]),
         run_id=run_id,
         run_dir=run_dir,

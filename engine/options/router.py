@@ -12,7 +12,7 @@ from pathlib import Path
 from engine.config import MAX_REPLICAS
 from engine.errors import OptionError
 from engine.options.argument_parser import ArgumentParser
-from engine.options.kinds import engines, seconds, whole
+from engine.options.kinds import engines, flag, seconds, whole
 from engine.options.read import ENVIRONMENT_PREFIX, add_argument, add_flags, take, take_environment, take_file
 from engine.options.table import GROUPS, OPTIONS, Option, OptionValues
 from engine.options.vllm import spelled
@@ -46,6 +46,12 @@ _CLUSTER = (
         seconds(0, 86400),
         300.0,
         "time that streams get to end on an engine that left the list; then they continue on another",
+    ),
+    Option(
+        "allow-mixed-kernels",
+        flag(),
+        False,
+        "accept engines with other kernels, whose answers have other bytes; a stream moves between them only if it must",
     ),
 )
 ROUTER_GROUPS: dict[str, tuple[Option, ...]] = {

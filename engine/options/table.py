@@ -564,6 +564,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "",
             "secret key of the cluster (`tokamak key FILE`), needed for every address except a loopback one",
         ),
+        Option(
+            "cluster-checkpoints",
+            texts("DIRECTORY"),
+            (),
+            "directories with weights and adapters that a router's orders may load; default: the one that contains --model",
+        ),
     ),
     "HTTP": (
         Option("host", host("HOST"), "127.0.0.1", "address to listen on; 0.0.0.0: all addresses"),

@@ -10,6 +10,7 @@ import heapq
 import time
 
 from engine.process.context import ActorContext
+from engine.process.topology import LINK, role_of
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.results import ending_output
 from engine.scheduler.sequence import Sequence
@@ -87,11 +88,12 @@ class Aborts:
     def drop_tokenizer(self, tokenizer: str, epoch: int) -> None:
         """Drop the sequences of a tokenizer that was restarted and no longer knows them; the api process submits them again.
         They are not counted as aborted: each continues as another attempt, and would find its own prompt in the prefix cache.
-        """
+        Those of a link are not awaited, since their router may continue them on another engine."""
         deadline_ns = time.monotonic_ns() + RETURN_TIMEOUT_NS
         for sequence in list(self._batch.sequences.values()):
             if sequence.request.tokenizer == tokenizer and sequence.tokenizer_epoch < epoch:
-                self._batch.waiting.expect_back(sequence, deadline_ns)
+                if role_of(tokenizer) != LINK:
+                    self._batch.waiting.expect_back(sequence, deadline_ns)
                 self._batch.finish(sequence)
 
 

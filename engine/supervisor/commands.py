@@ -4,7 +4,7 @@
     LoadAdapter, UnloadAdapter             a Command on the control ring of the first rank (`adapters.py`)
     RebalanceExperts                       a Command on the control ring of the rank that leads (`rebalances.py`)
     everything else                        a Command on each scheduler's control ring; the Reply returns as an event
-                                           (`replica_commands.py`)
+                                           (`replica_commands.py`). In a router on the link's, which asks the engines
 
 Every command is answered once: when it is done, or with 503 if the actor that should carry it out died meanwhile.
 """
@@ -30,7 +30,7 @@ from engine.messages import (
 from engine.process.control_client import check_length
 from engine.process.run_directory import Run
 from engine.process.segments import RunSegments
-from engine.process.topology import SCHEDULER, SUPERVISOR, ActorPlan, actors_of, role_of
+from engine.process.topology import LINK, SCHEDULER, SUPERVISOR, ActorPlan, actors_of
 from engine.supervisor.adapters import AdapterCommands
 from engine.supervisor.child_process import Child
 from engine.supervisor.rebalances import Rebalances
@@ -75,8 +75,8 @@ class SupervisorCommands:
         self._engine = engine
         self._server = server
         self._senders: dict[str, MailboxSender] = {}  # to schedulers and ranks
-        schedulers = actors_of(SCHEDULER, (plan.name for plan in engine.plan))
-        self._replicas = ReplicaCommands(engine.run, schedulers, self._tell, server.reply)
+        self._carriers = (LINK,) if engine.config.is_router else actors_of(SCHEDULER, (plan.name for plan in engine.plan))
+        self._replicas = ReplicaCommands(engine.run, self._carriers, self._tell, server.reply)
         self._rebalances = Rebalances(self._tell, server.reply)
         names = [plan.name for plan in engine.plan]
         self.adapters = AdapterCommands(engine.run, engine.config, engine.segments.counters, names, self._tell, server.reply)
@@ -118,7 +118,7 @@ class SupervisorCommands:
 
     def actor_died(self, name: str, cause: str) -> None:
         """Fail a dead scheduler's commands: its next life does not carry them out."""
-        if role_of(name) == SCHEDULER:
+        if name in self._carriers:
             self._replicas.scheduler_died(name, cause)
         self._rebalances.actor_died(name, cause)
         self.adapters.actor_died(name, cause)
@@ -164,7 +164,9 @@ class SupervisorCommands:
 
     def _rebalance(self, command: Command) -> None:
         config = self._engine.config
-        if not config.enable_eplb:
+        if config.is_router:
+            self._forward(command)
+        elif not config.enable_eplb:
             self._refuse(command, 409, "expert rebalancing is disabled; start the engine with --enable-eplb")
         elif not self._engine.is_serving:
             self._refuse(command, 503, _NOT_SERVING)
@@ -174,15 +176,12 @@ class SupervisorCommands:
             self._rebalances.begin(command, self._engine.segments.rank_groups[0].members, config.num_ranks)
 
     def _forward(self, command: Command) -> None:
-        if self._engine.config.is_router:
-            self._refuse(command, 409, "a router has no weights and no cache; send this order to each of its engines")
-            return
         if self._rebalances.is_under_way and changes_weights(command.order):
             self._refuse(command, 409, "a rebalancing is in progress; try again when it has finished")
             return
         trouble = "" if self._engine.is_serving else _NOT_SERVING
-        for scheduler in actors_of(SCHEDULER, (plan.name for plan in self._engine.plan)):
-            trouble = trouble or self._why_not_ready(scheduler)
+        for carrier in self._carriers:
+            trouble = trouble or self._why_not_ready(carrier)
         if trouble:
             self._refuse(command, 503, trouble)
             return

@@ -92,7 +92,7 @@ def route(arguments: list[str]) -> int:
         keys = read_key_file(values["cluster_key_file"]) if values["cluster_key_file"] else None
         progress = terminal_progress(values["log_format"])
         found = ask_engines(membership_of(values["engines"]), keys, lambda text: progress.note(f"note: {text}"))
-        config = resolve_router(options, found.config, found.namespace, found.facts)
+        config = resolve_router(options, found)
     except OptionError as error:
         print(f"tokamak router: error: {error}", file=sys.stderr)
         return exit_code_of(error)

@@ -7,6 +7,8 @@ with the failure. The record of a scheduler that died is restored before its nex
 if one of them alone could not get its weights again: a command is sent to those that it changes.
 
 With one replica nothing is rolled back: its record describes the state before the command or after it.
+
+`Undo` takes the last command back that changed weights, in all replicas: a router orders it when another engine failed.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from engine.messages import (
     ResetPrefixCache,
     Resume,
     ReturnToWeights,
+    Undo,
     WeightsState,
 )
 from engine.process.run_directory import Run, WeightsRecord
@@ -41,13 +44,14 @@ class _OpenCommand(msgspec.Struct):
     """A command that some scheduler still has to carry out or roll back."""
 
     command: Command
-    before: dict[str, WeightsRecord]  # each scheduler's record when it began
+    before: dict[str, WeightsRecord]  # each scheduler's record when it began, if a roll-back may be needed
     untold: list[str]  # in their order
     unanswered: set[str] = set()
     done: dict[str, Reply] = {}
     failures: dict[str, Reply] = {}
     is_going_back: bool = False
     notes: list[str] = []  # failed roll-backs
+    origin: dict[str, WeightsRecord] = {}  # each scheduler's record when it began, if it changes weights
 
     @property
     def changes_weights(self) -> bool:
@@ -67,6 +71,7 @@ class ReplicaCommands:
         self._tell = tell
         self._answer = answer
         self._open: dict[str, _OpenCommand] = {}  # by command id
+        self._last = "", dict[str, WeightsRecord]()  # the last command that changed weights: id, and the records before it
 
     def begin(self, command: Command, tensor_parallel_size: int, *, shares_experts: bool = False) -> None:
         """Carry out a command. Raises RequestError if it makes no sense here, or another one is in progress."""
@@ -74,11 +79,14 @@ class ReplicaCommands:
         order = command.order
         if isinstance(order, ReloadWeights):
             schedulers = self._replicas_of(order.ranks, tensor_parallel_size)
+        if isinstance(order, Undo):
+            self._check_last(order)
         if shares_experts and len(self._schedulers) > 1:
             self._check_shared(order, schedulers)
         opened = _OpenCommand(command, {}, self._with_something_to_do(order, schedulers))
         if len(self._schedulers) > 1 and opened.changes_weights:
             self._prepare(opened)
+        opened.origin = opened.before or self._records() if opened.changes_weights else {}
         self._open[command.command_id] = opened
         self._tell_next(opened)
         self._advance(opened)
@@ -141,7 +149,7 @@ class ReplicaCommands:
         """Return the schedulers that the command changes, in their order; all if it changes none, and each says why. Paused
         ones continue before lost weights are looked for. Ones without weights serve as soon as they have some, so others get
         theirs first."""
-        if len(schedulers) == 1 or not changes_weights(order):
+        if len(schedulers) == 1 or not changes_weights(order) or isinstance(order, Undo):
             return list(schedulers)
         states = {name: self._state_of(name) for name in schedulers}
         if isinstance(order, ReloadWeights):
@@ -186,6 +194,18 @@ class ReplicaCommands:
                 code="engine_state",
             )
 
+    def _check_last(self, order: Undo) -> None:
+        if order.command_id in self._open:
+            raise RequestError(f"command {order.command_id} is in progress; try again when it has finished", status=409)
+        if order.command_id != self._last[0]:
+            raise RequestError(f"command {order.command_id} is not the last that changed the weights", status=404)
+
+    def _records(self) -> dict[str, WeightsRecord]:
+        try:
+            return {scheduler: self._run.weights(scheduler) for scheduler in self._schedulers}
+        except TokamakError:  # it cannot be taken back
+            return {}
+
     def _state_of(self, scheduler: str) -> WeightsState:
         try:
             return self._run.weights(scheduler).state
@@ -223,6 +243,8 @@ class ReplicaCommands:
         """Return the command for a scheduler; if another replica has loaded the weights already, with the contents found
         there."""
         order = opened.command.order
+        if isinstance(order, Undo):
+            return ReturnToWeights(self._last[1][scheduler])
         if isinstance(order, ReloadWeights) and opened.done:
             found = self._run.weights(next(iter(opened.done))).contents.get(order.version, "")
             return replace(order, contents=found)
@@ -248,6 +270,8 @@ class ReplicaCommands:
             if opened.unanswered:
                 return
         if self._open.pop(opened.command.command_id, None) is not None:
+            if opened.origin and opened.done and not opened.failures:
+                self._last = ("", {}) if isinstance(opened.command.order, Undo) else (opened.command.command_id, opened.origin)
             self._answer(_answer_of(opened))
 
     def _send_back(self, opened: _OpenCommand, scheduler: str) -> None:

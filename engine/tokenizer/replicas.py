@@ -40,6 +40,11 @@ class Replica:
         self._num_free_slots = cell("num_free_slots", scheduler)
         self._num_free_blocks = cell("num_free_kv_blocks", scheduler)
         self._state = cell("engine_state", scheduler)
+        self._version = cell("engine_weight_version", scheduler)
+
+    @property
+    def weight_version(self) -> int:
+        return int(self._version.value)
 
     @property
     def is_ready(self) -> bool:
@@ -83,6 +88,7 @@ class Replicas:
             ]
             for reason in REASONS
         }
+        self._num_crossed = context.counter("streams_crossed_total")
         self._turn = 0
         self._groups: dict[str, tuple[int, int]] = {}  # replica and number of open sequences of each group
 
@@ -110,6 +116,7 @@ class Replicas:
         if pinned == UNKNOWN:
             replica, reason = self._choose(sequence, num_tokens, first_key, num_cached, refused_by)
         self._num_routed[reason][replica].add(1)
+        self._num_crossed.add(self._crosses(replica, sequence.own))
         return replica, num_tokens - num_cached[replica]
 
     def send(self, replica: int, sequence: ReadySequence, num_tokens: int) -> None:
@@ -158,15 +165,31 @@ class Replicas:
         self, sequence: ReadySequence, num_tokens: int, first_key: bytes, num_cached: list[int], refused_by: frozenset[int]
     ) -> tuple[int, str]:
         group_replica = self._groups.get(sequence.own.group_id, (UNKNOWN, 0))[0]
-        if group_replica != UNKNOWN and self._replicas[group_replica].is_ready and group_replica not in refused_by:
+        others = self._with_other_weights(sequence.own)
+        if group_replica not in {UNKNOWN, *refused_by, *others} and self._replicas[group_replica].is_ready:
             return group_replica, "group"
         loads = [replica.load(cached) for replica, cached in zip(self._replicas, num_cached, strict=True)]
-        if refused_by:
+        if refused_by or others:
             loads = [
-                msgspec.structs.replace(load, is_full=load.is_full or index in refused_by) for index, load in enumerate(loads)
+                msgspec.structs.replace(
+                    load, is_ready=load.is_ready and index not in others, is_full=load.is_full or index in refused_by
+                )
+                for index, load in enumerate(loads)
             ]
         self._turn += 1
         return route(self._config.data_parallel_routing, loads, num_tokens, self._config.block_size, first_key, self._turn)
+
+    def _crosses(self, replica: int, own: SequencePart) -> bool:
+        """Return whether a started sequence continues with other weights, as far as known."""
+        return own.weight_version not in (0, self._replicas[replica].weight_version) and self._replicas[replica].is_ready
+
+    def _with_other_weights(self, own: SequencePart) -> set[int]:
+        """Return the replicas that a started sequence should not continue on: while any has the weights that computed its
+        tokens, those that have others."""
+        same = {index for index, replica in enumerate(self._replicas) if replica.weight_version == own.weight_version}
+        if not own.weight_version or not any(self._replicas[index].is_ready for index in same):
+            return set()
+        return set(range(len(self._replicas))) - same
 
     def _cached(self, sequence: ReadySequence) -> tuple[bytes, list[int]]:
         """Return the key of the first block (or of all tokens of a shorter prompt), and how many tokens each replica need not

@@ -37,7 +37,7 @@ from engine.messages import Abort, Request, SamplingParams, SequencePart, Shared
 from tests.e2e import protocols
 from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess, leftovers
 from tests.e2e.kinds import Json, ask_all, every_kind
-from tests.e2e.router_process import RouterProcess, free_address
+from tests.e2e.router_process import Cluster, free_address
 from tests.e2e.workload import Answer, answers, mixed_bodies, stream_all
 from tests.waiting import WATCHDOG_S, wait_until
 
@@ -47,75 +47,14 @@ VICTIMS = ((-1, "link"), (-1, "tokenizer0"), (0, "link"), (1, "scheduler"), (0, 
 BODIES = mixed_bodies(8, seed=19, max_tokens=1000, max_prompt=150)
 
 
-class Cluster:
-    """Two engines, a router and their key."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.key = directory / "cluster.key"
-        make_key_file(self.key)
-        self.addresses = [free_address(), free_address()]
-        self.engines = [self.engine(address) for address in self.addresses]
-        options = ("--cluster-key-file", str(self.key), "--restart-limit", "100", "--max-engines", "4", "--peer-timeout", "5")
-        self.router = RouterProcess(directory, self.addresses, *options)
-
-    def engine(self, address: str, *options: str) -> EngineProcess:
-        cluster = ("--cluster-listen", address, "--cluster-key-file", str(self.key))
-        return EngineProcess(MODEL, *OPTIONS, *cluster, *options)
-
-    def start_again(self, index: int) -> None:
-        """Replace an engine that was killed."""
-        self.engines[index].close()
-        self.engines[index] = self.engine(self.addresses[index])
-        self.engines[index].launch()
-
-    def num_ready(self) -> int:
-        return len(httpx.get(f"{self.router.url}/load", timeout=WATCHDOG_S).json()["replicas"])
-
-    def wait_for(self, num_engines: int) -> None:
-        try:
-            wait_until(lambda: self.num_ready() == num_engines, what=f"{num_engines} engines are ready")
-        except TimeoutError as error:
-            raise AssertionError(
-                "\n".join([str(error), *(each.text[-2000:] for each in (self.router, *self.engines))])
-            ) from None
-
-    def wait_until_gone(self) -> None:
-        """Wait until the router has given up one engine."""
-        wait_until(lambda: "gone" in self.states(), what="an engine is gone")
-
-    def states(self) -> list[str]:
-        engines = httpx.get(f"{self.router.url}/load", timeout=WATCHDOG_S).json()["engines"]
-        return [engine["state"] for engine in engines]
-
-    async def kill(self, index: int, actor: str, number: int = signal.SIGKILL) -> None:
-        """Kill an actor of the router (index -1) or of an engine, and wait until all is ready again."""
-        victim = self.engines[index] if index >= 0 else self.router
-        epoch = await asyncio.to_thread(victim.kill, actor, number)
-        await asyncio.to_thread(victim.wait_for_restart, actor, epoch)
-        await asyncio.to_thread(self.wait_for, 2)
-
-    def is_idle(self) -> bool:
-        return all(
-            engine.metric("num_requests_running") == engine.metric("num_requests_waiting") == 0
-            and engine.metric("link_open_sequences") == 0
-            and engine.metric("num_free_kv_blocks") == engine.metric("num_kv_blocks")
-            for engine in self.engines
-        )
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    found = Cluster(tmp_path_factory.mktemp("cluster"))
+    found = Cluster(tmp_path_factory.mktemp("cluster"), MODEL, *OPTIONS)
     try:
-        found.engines[0].start()  # it measures kernels, and the others choose by that
-        found.engines[1].launch()
-        found.router.start()
-        found.wait_for(2)
+        found.start()
         yield found
     finally:
-        for process in [found.router, *found.engines]:
-            process.close()
+        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -296,11 +235,6 @@ def test_a_router_chooses_the_engine(cluster: Cluster) -> None:
     assert (answer.status_code, "this is a router" in answer.text) == (400, True)
 
 
-def test_orders_go_to_the_engines(cluster: Cluster) -> None:
-    answer = httpx.post(f"{cluster.router.url}/admin/reload", json={}, headers=OPERATOR, timeout=WATCHDOG_S)
-    assert (answer.status_code, "each of its engines" in answer.text) == (409, True)
-
-
 # ------------------------------------------------------------------------------------------------------- hostile peers
 
 
@@ -359,7 +293,7 @@ WRONG = {
     "empty": b"",
     "a gap": encode_frame(7, Beat()),
     "a repetition": encode_frame(1, Beat()),
-    "of an engine": encode_frame(2, Welcome(PROTOCOL, "", "", "", "", [])),
+    "of an engine": encode_frame(2, Welcome(PROTOCOL, "", "", "", "", [], [])),
     "replica": encode_frame(2, Forward(9, request())),
     "token ids": encode_frame(2, Forward(0, request(tokens=b"\xff\xff\xff\x7f"))),
     "half a token": encode_frame(2, Forward(0, request(tokens=b"123"))),

@@ -25,7 +25,8 @@ from engine.messages import Abort
 from tests.e2e.engine_process import OPERATOR
 from tests.e2e.kinds import Json, ask_all, every_kind
 from tests.e2e.relay import DOWN, UP, Relay
-from tests.e2e.test_router import BODIES, Cluster, Deltas, Peer, check, disturbed, request
+from tests.e2e.router_process import Cluster
+from tests.e2e.test_router import BODIES, MODEL, OPTIONS, Deltas, Peer, check, disturbed, request
 from tests.e2e.workload import Answer, answers
 from tests.waiting import WATCHDOG_S, wait_until
 
@@ -36,19 +37,12 @@ class RelayedCluster(Cluster):
     """The router reaches its engines through `relay`."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
+        super().__init__(directory, MODEL, *OPTIONS)
         self.relay = Relay(self.addresses)
         self.router.write(self.relay.addresses)
 
-    def start(self) -> None:
-        self.engines[0].start()  # it measures kernels, and the others choose by that
-        self.engines[1].launch()
-        self.router.start()
-        self.wait_for(2)
-
     def close(self) -> None:
-        for process in [self.router, *self.engines]:
-            process.close()
+        super().close()
         self.relay.close()
 
     def settle(self) -> None:

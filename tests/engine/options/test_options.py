@@ -88,7 +88,17 @@ def test_defaults(model: Path, dtype: str) -> None:
     assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config
 
 
-OF_A_ROUTER = {"engines", "max_engines", "namespace", "namespace_facts", "peer_silence", "peer_timeout", "drain_timeout"}
+OF_A_ROUTER = {
+    "allow_mixed_kernels",
+    "drain_timeout",
+    "engines",
+    "max_engines",
+    "namespace",
+    "namespace_facts",
+    "namespace_without_kernels",
+    "peer_silence",
+    "peer_timeout",
+}
 
 
 def test_every_engine_option_is_on_the_command_line() -> None:
