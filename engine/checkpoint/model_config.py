@@ -84,7 +84,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     pooled_kind: Literal["last", "mean", "cls"] = "last"  # default pooling of hidden states
     is_bidirectional: bool = False  # tokens attend to the whole prompt, which is computed in one step; windows are two-sided
     position_tables: PositionTables | None = None  # encoders only
-    lacks_encoder: bool = False  # the model takes pictures, but its file has only the text model (GGUF)
+    lacks_encoder: bool = False  # the model takes pictures, but its file has only the text model (GGUF), or that alone is read
     unknown_options: dict[str, Any] = {}  # of config.json: read by nothing, may change what is computed
     matryoshka_dimensions: tuple[int, ...] = ()  # dimensions to which embeddings may be truncated; empty: unknown
 
@@ -254,7 +254,7 @@ def _model_config(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         is_bidirectional=is_bidirectional,
         position_tables=tables,
         matryoshka_dimensions=options.counts("matryoshka_dimensions", ()),
-        lacks_encoder=options.flag("lacks_encoder", False),
+        lacks_encoder=options.flag("lacks_encoder", bool(family.has_unread_encoder and options.values.get("vision_config"))),
         # the last field: all others are read by now
         unknown_options=unknown_options(options, stored, family) if is_checked else {},
     )

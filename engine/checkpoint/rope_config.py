@@ -148,7 +148,7 @@ def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int
         original_max_position_embeddings=original,
         low_freq_factor=low_freq_factor,
         high_freq_factor=rope.number(
-            "high_freq_factor", None if kind == "llama3" else 4.0, above=low_freq_factor if kind == "llama3" else None
+            "high_freq_factor", None if kind == "llama3" else 4.0, least=low_freq_factor if kind == "llama3" else None
         ),
         beta_fast=rope.number("beta_fast", 32.0, least=0) or 32.0,
         beta_slow=rope.number("beta_slow", 1.0, least=0) or 1.0,

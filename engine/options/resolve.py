@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from engine.checkpoint.comm_spec import comm_bytes
+from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.gguf.parts import stem_of
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.local import local_checkpoint
@@ -139,7 +140,11 @@ def _resolved(
         raise _model_error(values["model"] or model_path, error) from error
     _check_config(record, values["ignore_config_keys"] or ())
     if record.config.lacks_encoder:
-        options.notes.append(f"{values['model']} has the text model only: pictures need the model's safetensors checkpoint")
+        options.notes.append(
+            f"{values['model']} is served for text only: pictures of {record.config.architecture} are not supported"
+            if FAMILIES[record.config.architecture].has_unread_encoder
+            else f"{values['model']} has the text model only: pictures need the model's safetensors checkpoint"
+        )
     pooling, record = _pooling(values, record)
     model = record.config
     num_ranks = resolve_ranks(options, model)

@@ -148,6 +148,8 @@ def _yarn(rope: RopeConfig, plain: np.ndarray) -> np.ndarray:
 def _llama3(rope: RopeConfig, plain: np.ndarray) -> np.ndarray:
     length, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
     wavelengths = 2 * math.pi / plain
+    if low == high:  # Llama 4 Scout
+        return np.where(wavelengths > length / low, plain / rope.factor, plain)
     smooth = (length / wavelengths - low) / (high - low)
     between = (1 - smooth) * plain / rope.factor + smooth * plain
     long_or_between = np.where(wavelengths > length / low, plain / rope.factor, between)

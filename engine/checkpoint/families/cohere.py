@@ -15,7 +15,12 @@ class Cohere(Family):
     gguf_name = "command-r"
     class_names: tuple[str, ...] = ("CohereForCausalLM",)
     gguf_options = frozenset(("logit_scale",))
-    harmless_options = frozenset(("model_max_length", "use_parallel_block", "use_gated_activation", "use_embedding_sharing"))
+    harmless_options = frozenset(
+        (
+            *("model_max_length", "use_parallel_block", "use_gated_activation", "use_embedding_sharing"),
+            *("use_parallel_embedding", "layer_switch"),  # the latter: `sliding_window_pattern` of Command R7B, said twice
+        )
+    )
     norm_kind = "layer without bias"
     norm_epsilon_name = "layer_norm_eps"
     norm_names = NormNames(inner="")

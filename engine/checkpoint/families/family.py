@@ -142,6 +142,7 @@ class Family:
     mrope_layout: str = ""  # layout of M-RoPE sections, a key of `mrope.LAYOUTS`; empty: no M-RoPE
 
     media: MediaRules | None = None  # None: the family takes no media
+    has_unread_encoder: bool = False  # its files may have an encoder of pictures, `vision_config`, that is not supported
     draft_names: DraftNames | None = None  # tensor names of MTP layers; None: the family has none
 
     pooled_kind: Literal["last", "mean", "cls"] = "last"  # default pooling of hidden states

@@ -17,7 +17,10 @@ class HunyuanV1Dense(Family):
         (
             *("add_classification_head", "class_num", "eod_token_id", "im_start_id", "im_end_id", "org_vocab_size"),
             *("mask_init_id", "pad_id", "sep_token_id", "pool_type", "text_start_id", "text_end_id", "use_qk_norm"),
-            *("cla_share_factor", "attention_head_dim", "dense_list", "im_newline_id"),
+            *("cla_share_factor", "attention_head_dim", "dense_list", "im_newline_id", "enable_lm_head_fp32"),
+            *("moe_topk", "num_shared_expert", "routed_scaling_factor", "norm_topk_prob"),  # of experts that it does not have
+            *("anyres_pooling_size", "num_media_embeds", "video_start_id", "video_end_id"),  # of pictures, as are the next
+            *("vit_input_resolution", "vit_mapping_type", "vit_norm_type", "vit_patch", "vit_token"),
         )
     )
     rms_norm_eps = 1e-5

@@ -22,7 +22,8 @@ class Llama4(Family):
     gguf_options = frozenset(("attention.sliding_window",))
     class_names = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")  # the second has an encoder, which is not read
     num_kv_heads = 8
-    harmless_options = frozenset(("no_rope_layer_interval", "interleave_moe_layer_step", "for_llm_compressor"))
+    has_unread_encoder = True
+    harmless_options = frozenset(("no_rope_layer_interval", "interleave_moe_layer_step", "for_llm_compressor", "vision_config"))
     unused_tensors = r"^(vision_model|multi_modal_projector)\."
     has_turned_experts = True
     is_rotary_interleaved = True

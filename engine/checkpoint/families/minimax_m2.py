@@ -25,6 +25,8 @@ class MiniMaxM2(Family):
     )
 
     def biases(self, options: JsonOptions) -> Biases:
+        options.check_supported({f"layernorm_{part}_beta": 1.0 for part in ("full_attention", "linear_attention", "mlp")})
+        options.check_supported({"swa_rope_theta": -1.0})
         return Biases(False, False, False)
 
     def rotary_share(self, options: JsonOptions) -> float:

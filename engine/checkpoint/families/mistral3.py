@@ -24,6 +24,35 @@ _VISION_DEFAULTS = {
     "num_attention_heads": 16,
     "patch_size": 16,
 }
+_TEXT_DEFAULTS: dict[str, dict[str, Any]] = {  # files of older versions leave them out
+    "llama": {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+    },
+    "mistral": {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 131_072,
+    },
+    "ministral3": {
+        "vocab_size": 131_072,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 262_144,
+        "rms_norm_eps": Ministral3.rms_norm_eps,
+        "head_dim": Ministral3.head_dim,
+        "sliding_window": 0,
+    },
+}
 _NAMES = {"image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
 
 
@@ -47,13 +76,12 @@ class Mistral3(Mistral):
         kind = text.text("model_type", self.text_kinds[0])
         if kind not in self.text_kinds:
             raise text.error("model_type", f"{kind!r} is not supported; expected one of {', '.join(self.text_kinds)}")
+        found = dict(_TEXT_DEFAULTS[kind])
         if kind == "llama":
-            return {"num_key_value_heads": text.count("num_attention_heads")}
-        if kind != "ministral3":
-            return {}
-        has_rope = text.values.get("rope_parameters") or text.values.get("rope_scaling")
-        rope = {} if has_rope else {"rope_parameters": dict(Ministral3.default_rope)}
-        return {"rms_norm_eps": Ministral3.rms_norm_eps, "head_dim": Ministral3.head_dim, "sliding_window": 0} | rope
+            found["num_key_value_heads"] = text.count("num_attention_heads", found["num_attention_heads"])
+        elif kind == "ministral3" and not (text.values.get("rope_parameters") or text.values.get("rope_scaling")):
+            found["rope_parameters"] = dict(Ministral3.default_rope)
+        return found
 
     def query_scaling(self, options: JsonOptions, rope: JsonOptions, *, is_rotated: bool) -> QueryScaling | None:
         is_scaled = options.text("model_type", "mistral") == "ministral3"

@@ -213,8 +213,8 @@ def test_dtype(directory: Path) -> None:
         ({"rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": -1}}, "rope_scaling.beta_fast: -1 should be at least 0"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor: 0 should be above 0"),
         (
-            {"rope_scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 4}},
-            "rope_scaling.high_freq_factor: 4 should be above 4",
+            {"rope_scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 3}},
+            "rope_scaling.high_freq_factor: 3 should be at least 4",
         ),
         ({"eos_token_id": "</s>"}, "eos_token_id: '</s>' should be a token id"),
         ({"eos_token_id": -5}, "eos_token_id: -5 should be a token id"),
@@ -292,6 +292,7 @@ def test_shape_differences(directory: Path) -> None:
         ({"dual_chunk_attention_config": {"chunk_size": 512}}, {"dual_chunk_attention_config": {"chunk_size": 512}}),
         ({"is_causal": True}, {}),
         ({"clip_qkv": None, "use_mrope": False, "attention_dropout": 0.1, "initializer_range": 0.02, "_name_or_path": "x"}, {}),
+        ({"transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}}}, {}),  # SmolLM2
     ],
 )
 def test_unknown_options_are_known(changes: dict[str, Any], unknown: dict[str, Any], directory: Path) -> None:
@@ -318,6 +319,9 @@ def test_decoders_that_attend_both_ways(directory: Path) -> None:
 def test_other_scores_of_minimax_are_refused(directory: Path) -> None:
     minimax = {**LLAMA, "architectures": ["MiniMaxM2ForCausalLM"], "num_key_value_heads": 2, "head_dim": 16}
     assert read(directory, {**minimax, "scoring_func": "sigmoid"}).unknown_options == {}
+    assert read(directory, {**minimax, "layernorm_mlp_beta": 1.0, "swa_rope_theta": -1.0}).unknown_options == {}  # as published
+    with pytest.raises(CheckpointError, match=r"layernorm_mlp_beta: 2.0 is not supported; supported: 1.0"):
+        read(directory, {**minimax, "layernorm_mlp_beta": 2.0})
     with pytest.raises(CheckpointError, match="scoring_func: 'softmax' is not supported; supported: 'sigmoid'"):
         read(directory, {**minimax, "scoring_func": "softmax"})
 
@@ -353,6 +357,8 @@ def test_options_of_experts_that_no_layer_has_are_known(directory: Path) -> None
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 1000.0}}, {"rope_scaling.alpha": 1000.0}),
         ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 1, 0], "no_rope_layer_interval": 3}, {}),
         ({"architectures": ["Cohere2ForCausalLM"], "sliding_window_pattern": 4}, {}),
+        ({"architectures": ["Cohere2ForCausalLM"], "layer_switch": 4, "use_parallel_embedding": True}, {}),
+        ({"architectures": ["HunYuanDenseV1ForCausalLM"], "moe_topk": 1, "vit_patch": 1, "use_cla": True}, {"use_cla": True}),
     ],
     ids=str,
 )
@@ -568,6 +574,28 @@ def test_llava_reads_each_kind_of_text_model(kind: str | None, directory: Path) 
     assert set(found.sliding_windows) == ({8} if is_mistral else {0})
     assert found.has_qkv_bias == found.has_mlp_bias == (not is_mistral)
     assert "image_seq_length" not in found.unknown_options
+
+
+def test_sizes_left_out_of_pixtral_are_those_of_mistral(directory: Path) -> None:
+    """Transformers 4.46 wrote the published file."""
+    text = {"model_type": "mistral", "vocab_size": 131_072, "hidden_size": 5120, "head_dim": 128, "num_hidden_layers": 40}
+    vision = {"model_type": "pixtral", "head_dim": 64, "is_composition": True}
+    config = {"architectures": ["LlavaForConditionalGeneration"], "image_token_index": 10, "ignore_index": -100}
+    config |= {"text_config": text, "vision_config": vision, "vision_feature_select_strategy": "full"}
+    (directory / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
+    names = {"4": {"content": "[IMG_END]"}, "7": {"content": "[IMG_BREAK]"}}
+    (directory / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": names}))
+    found = read(directory, config)
+    assert (found.num_attention_heads, found.num_kv_heads, found.intermediate_size) == (32, 8, 14_336)
+    assert found.unknown_options == {}
+
+
+def test_llama4_with_an_encoder_is_served_for_text(directory: Path) -> None:
+    text = next(each["config"] for name, each in VARIANTS.items() if name == "llama4_text")
+    config = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "text_config": text}
+    found = read(directory, config | {"vision_config": {"model_type": "llama4_vision_model", "hidden_size": 1408}})
+    assert (found.lacks_encoder, found.unknown_options) == (True, {})
+    assert not read(directory, config).lacks_encoder
 
 
 def test_experts_of_no_layer_are_read(directory: Path) -> None:

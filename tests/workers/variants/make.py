@@ -918,6 +918,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "tie_word_embeddings": True,
     },
+    "llama4_text llama3, one factor for low and high frequencies": {
+        **LLAMA4,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10_000.0,
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
     "glm4 without biases, wholly rotated": {
         **UNPADDED,
         "model_type": "glm4",
@@ -987,11 +998,11 @@ def values_of(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> np.n
     if part not in ("gate_up_proj", "up_proj", "down_proj"):
         return values(name, shape)
     names = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
-    if is_turned:
-        return values_of(name, (shape[0], shape[2], shape[1])).swapaxes(1, 2)
-    own = (shape[1] // len(names), shape[2])
+    width, inputs = shape[:0:-1] if is_turned else shape[1:]
+    own = (width // len(names), inputs)
     experts = [[values(f"{prefix}.experts.{index}.{each}.weight", own) for each in names] for index in range(shape[0])]
-    return np.stack([np.concatenate(parts) for parts in experts])
+    found = np.stack([np.concatenate(parts) for parts in experts])
+    return found.swapaxes(1, 2) if is_turned else found
 
 
 def values_of_gpt_oss(name: str, shape: tuple[int, ...], is_packed: bool) -> np.ndarray:
