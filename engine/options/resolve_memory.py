@@ -138,20 +138,29 @@ def check_memory(
                 + (f"this would fit: {fitting}" if fitting else "no setting makes it fit, use a smaller model or more memory")
                 + "; --no-check-memory starts it anyway"
             )
-    _check_process(config, process_limits() if of_process is None else of_process)
+    _check_process(config, model, process_limits() if of_process is None else of_process)
 
 
-def _check_process(config: EngineConfig, limits: Sequence[MemoryLimit]) -> None:
+def _check_process(config: EngineConfig, model: ModelConfig, limits: Sequence[MemoryLimit]) -> None:
     """Check what each worker maps, and the size of the largest arena, against resource limits."""
     for limit in limits:
         needed, what = (config.kv_cache_bytes if config.has_cache_on_host else 0), "the KV cache"
+        remedy = "lower --kv-cache-memory"
         if limit.name == "ulimit -v":
-            needed, what = needed + _MAPPED_BYTES, "a worker with its KV cache"
+            weights = _weights_of_rank(config, model) if config.has_cache_on_host else 0
+            needed, what = needed + weights + _MAPPED_BYTES, f"a worker with its KV cache and {_rounded(weights)} of weights"
+            remedy += " or choose --quantization"
         if needed > limit.available_bytes:
             raise TooLargeError(
                 f"{limit.name} allows {_rounded(limit.available_bytes)}, but {what} needs at least {_rounded(needed)}; "
-                f"raise it (`{limit.name} unlimited`), or lower --kv-cache-memory"
+                f"raise it (`{limit.name} unlimited`), or {remedy}"
             )
+
+
+def _weights_of_rank(config: EngineConfig, model: ModelConfig) -> int:
+    """Return the least bytes of weights that each rank maps."""
+    stored = stored_weights(Path(config.model), config.load_format, model)
+    return stored.num_bytes(model, config.dtype, config.quantization) // config.tensor_parallel_size
 
 
 def _fitting(options: OptionValues, config: EngineConfig, model: ModelConfig, stored: StoredWeights, available: int) -> str:

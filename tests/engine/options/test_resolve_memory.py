@@ -160,10 +160,11 @@ def test_headers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_resource_limits_of_each_process(large: Path) -> None:
     parts = configured(str(large), *PLAIN, "--kv-cache-memory", "4GiB")
     plenty = [MemoryLimit("the machine", 1 << 50)]
-    for name, what in (("ulimit -v", "a worker with its KV cache"), ("ulimit -f", "the KV cache")):
-        with pytest.raises(OptionError, match=rf"{name} allows 3 GiB, but {what} needs at least 4.*`{name} unlimited`"):
+    worker = "a worker with its KV cache and 15 GiB of weights"
+    for name, what, needed in (("ulimit -v", worker, 19.5), ("ulimit -f", "the KV cache", 4)):
+        with pytest.raises(OptionError, match=rf"{name} allows 3 GiB, but {what} needs at least {needed} .*`{name} unlimited`"):
             check_memory(*parts, plenty, [MemoryLimit(name, 3 * GIB)])
-        check_memory(*parts, plenty, [MemoryLimit(name, 5 * GIB)])
+        check_memory(*parts, plenty, [MemoryLimit(name, int((needed + 0.5) * GIB))])
 
 
 def test_small_model_is_not_measured(tmp_path: Path) -> None:
