@@ -42,7 +42,8 @@ class QuantizationConfig(msgspec.Struct, frozen=True):
     @staticmethod
     def read(options: JsonOptions) -> QuantizationConfig:
         """Read the object in `options`. Raises CheckpointError if it is not supported."""
-        method = options.text("quant_method", None)
+        is_mlx = "bits" in options.values and "group_size" in options.values  # and no method
+        method = options.text("quant_method", "mlx" if is_mlx else None)
         if method not in _METHODS:
             raise options.error(
                 "quant_method",

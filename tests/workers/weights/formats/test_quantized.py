@@ -172,6 +172,10 @@ def with_weights(**changes: Any) -> dict[str, Any]:
     ("config", "message"),
     [
         (
+            {"bits": 4, "group_size": 64},
+            r"quant_method: 'mlx' is not supported; expected one of .*awq, .*serve the unquantized",
+        ),
+        (
             {"quant_method": "quanto"},
             r"quant_method: 'quanto' is not supported; expected one of .*awq, .*serve the unquantized",
         ),
