@@ -21,12 +21,13 @@ class MiniMaxM2(Family):
         (
             *("use_qk_norm", "qk_norm_type", "use_routing_bias", "attn_type_list", "mlp_intermediate_size"),
             *("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "shared_moe_mode", "shared_intermediate_size"),
+            "use_grouped_topk",  # by groups of experts, of which there are none
         )
     )
 
     def biases(self, options: JsonOptions) -> Biases:
         options.check_supported({f"layernorm_{part}_beta": 1.0 for part in ("full_attention", "linear_attention", "mlp")})
-        options.check_supported({"swa_rope_theta": -1.0})
+        options.check_supported({"swa_rope_theta": -1.0, "routed_scaling_factor": 1.0, "num_expert_group": None})
         return Biases(False, False, False)
 
     def rotary_share(self, options: JsonOptions) -> float:

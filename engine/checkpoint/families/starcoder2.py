@@ -15,7 +15,12 @@ class Starcoder2(Family):
     class_names = ("Starcoder2ForCausalLM",)
     num_kv_heads = 2
     gguf_names = MappingProxyType({"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"})
-    harmless_options = frozenset(("activation_function", "norm_type", "mlp_type"))  # said twice in published files
+    harmless_options = frozenset(  # of GPT BigCode, or said twice, in published files
+        (
+            *("activation_function", "norm_type", "mlp_type", "layer_norm_epsilon"),
+            *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "scale_attn_weights"),
+        )
+    )
     norm_kind = "layer"
     norm_epsilon_name = "norm_epsilon"
     rms_norm_eps = 1e-5

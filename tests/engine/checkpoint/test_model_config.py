@@ -319,7 +319,8 @@ def test_decoders_that_attend_both_ways(directory: Path) -> None:
 def test_other_scores_of_minimax_are_refused(directory: Path) -> None:
     minimax = {**LLAMA, "architectures": ["MiniMaxM2ForCausalLM"], "num_key_value_heads": 2, "head_dim": 16}
     assert read(directory, {**minimax, "scoring_func": "sigmoid"}).unknown_options == {}
-    assert read(directory, {**minimax, "layernorm_mlp_beta": 1.0, "swa_rope_theta": -1.0}).unknown_options == {}  # as published
+    published = {"layernorm_mlp_beta": 1.0, "swa_rope_theta": -1.0, "use_grouped_topk": True, "num_expert_group": None}
+    assert read(directory, {**minimax, **published}).unknown_options == {}
     with pytest.raises(CheckpointError, match=r"layernorm_mlp_beta: 2.0 is not supported; supported: 1.0"):
         read(directory, {**minimax, "layernorm_mlp_beta": 2.0})
     with pytest.raises(CheckpointError, match="scoring_func: 'softmax' is not supported; supported: 'sigmoid'"):
@@ -357,6 +358,7 @@ def test_options_of_experts_that_no_layer_has_are_known(directory: Path) -> None
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 1000.0}}, {"rope_scaling.alpha": 1000.0}),
         ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 1, 0], "no_rope_layer_interval": 3}, {}),
         ({"architectures": ["Cohere2ForCausalLM"], "sliding_window_pattern": 4}, {}),
+        ({"architectures": ["Starcoder2ForCausalLM"], "scale_attn_weights": True, "layer_norm_epsilon": 1e-5}, {}),
         ({"architectures": ["Cohere2ForCausalLM"], "layer_switch": 4, "use_parallel_embedding": True}, {}),
         ({"architectures": ["HunYuanDenseV1ForCausalLM"], "moe_topk": 1, "vit_patch": 1, "use_cla": True}, {"use_cla": True}),
     ],
