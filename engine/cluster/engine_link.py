@@ -51,9 +51,10 @@ from engine.cluster.request_check import check_request
 from engine.cluster.sockets import KeyGate, LinkPoller, Socket, listen
 from engine.config import EngineConfig
 from engine.keys import without_secrets
-from engine.messages import Abort, Message, Output, Outputs, Rejected, Request, WeightsRecord, WeightsState, encode
+from engine.messages import Abort, AdapterUse, Message, Output, Outputs, Rejected, Request, WeightsRecord, WeightsState, encode
 from engine.metric_labels import REPLICA_GAUGES
 from engine.process.actor import Actor
+from engine.process.adapters import AdapterRegistry
 from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox, Outbox, earliest
 from engine.process.run_directory import is_run_id
@@ -130,6 +131,7 @@ class EngineLink(Actor):
         self._replicas = [_Gauges(context, name) for name in context.schedulers]
         self._cached = [CachedBlocks(context, index) for index in range(len(context.schedulers))]
         self._next_look_ns = self._next_prefixes_ns = 0
+        self._adapters = AdapterRegistry(context) if config.max_loras else None
         self._ended: deque[bytes] = deque(maxlen=MAX_ROUTERS)  # connections whose session has ended
         self._vocab_size = msgspec.msgpack.decode(context.run.model_path.read_bytes(), type=_Model).config.vocab_size
         self._versions: list[int] = []  # of the weights of each replica, as the routers know them
@@ -306,6 +308,7 @@ class EngineLink(Actor):
             namespace_without_kernels(context.config),
             facts_text(context.config),
             records,
+            self._adapters.served() if self._adapters else [],
             self._orders.of(greeting.run),
             msgspec.json.encode(_handed_over(context.config)) if greeting.wants_model else b"",
             context.run.model_path.read_bytes() if greeting.wants_model else b"",
@@ -340,7 +343,11 @@ class EngineLink(Actor):
         check_request(body.request, self.context.config, self._vocab_size)
         request = from_wire(body.request, time.monotonic_ns())
         run, shared, tokenizer = peer.run, request.shared, request.tokenizer
-        shared = msgspec.structs.replace(shared, key=f"{run}.{shared.key}", api=f"{run}.{shared.api}", pinned_replica=-1)
+        wanted = shared.options.adapter
+        options = msgspec.structs.replace(shared.options, adapter=self._adapter_of(wanted))
+        shared = msgspec.structs.replace(
+            shared, key=f"{run}.{shared.key}", api=f"{run}.{shared.api}", pinned_replica=-1, options=options
+        )
         sequences = [
             msgspec.structs.replace(
                 own, request_id=f"{run}.{own.request_id}", group_id=f"{run}.{own.group_id}" if own.group_id else ""
@@ -348,10 +355,12 @@ class EngineLink(Actor):
             for own in request.sequences
         ]
         record = encode(Request(self.context.name, shared, request.prompts, sequences))
-        status, message = self._why_not(peer, request, len(record), self._outboxes[body.replica].max_record_bytes)
+        status, message = 404, "its engine has not loaded the adapter; load it through the router"
+        if wanted is None or options.adapter is not None:
+            status, message = self._why_not(peer, request, len(record), self._outboxes[body.replica].max_record_bytes)
         for own in request.sequences:
             if message:
-                rejected = Rejected(own.request_id, own.attempt, shared.api, status, message)
+                rejected = Rejected(own.request_id, own.attempt, request.shared.api, status, message)
                 self._send(peer, Refusal(tokenizer, rejected))
             else:
                 self._close_sequence(peer, own.request_id)
@@ -361,6 +370,11 @@ class EngineLink(Actor):
         if not message:
             self._to_schedulers[body.replica].post_records([record])
         self._is_report_due = True
+
+    def _adapter_of(self, use: AdapterUse | None) -> AdapterUse | None:
+        """Return this engine's adapter with the contents of a router's; None: it has none."""
+        served = self._adapters.served() if self._adapters and use is not None else []
+        return next((each.use for each in served if use is not None and each.contents == use.contents), None)
 
     def _why_not(self, peer: _Peer, request: Request, num_bytes: int, max_bytes: int) -> tuple[int, str]:
         """Return status and cause if a request, of `num_bytes` in a ring, cannot be taken; an empty cause: it can."""

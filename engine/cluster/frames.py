@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.messages import Abort, Output, Rejected, Reply, Request, RouterOrder, WeightsRecord
+from engine.messages import Abort, Adapter, Output, Rejected, Reply, Request, RouterOrder, WeightsRecord
 
 PROTOCOL = 2
 MAX_REQUEST_BYTES = 16 << 20  # of a frame that an engine takes: a request fits a ring's record
@@ -87,6 +87,7 @@ class Welcome(msgspec.Struct, tag=True, array_like=True, gc=False):
     namespace_without_kernels: str
     facts: str  # what the namespace is made of, as text
     records: list[WeightsRecord]  # of the weights of each replica
+    adapters: list[Adapter]  # that take requests
     orders: list[str]  # ids of this router's orders that are in progress, or whose answer follows
     config: bytes = b""  # the engine's configuration without secrets, as JSON, if it was wanted
     model: bytes = b""  # its `model.msgpack`, if it was wanted

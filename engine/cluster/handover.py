@@ -17,6 +17,7 @@ from engine.cluster.membership import Address, Membership
 from engine.cluster.sockets import Socket, dealer
 from engine.config import EngineConfig
 from engine.errors import OptionError
+from engine.messages import Adapter
 
 _ATTEMPT_S = 2.0  # for one engine, before the next is asked
 _PAUSE_S = 0.2
@@ -29,6 +30,7 @@ class Handover(msgspec.Struct, frozen=True):
     namespace: str
     namespace_without_kernels: str
     facts: str
+    adapters: list[Adapter]
 
 
 def ask_engines(engines: Membership, keys: CurveKeys | None, note: Callable[[str], None]) -> Handover:
@@ -74,4 +76,4 @@ def _ask(context: zmq.Context[Socket], address: Address, keys: CurveKeys | None)
         raise WrongFrameError("it is no engine of this version")
     config = msgspec.json.decode(body.config, type=EngineConfig)
     model = msgspec.msgpack.decode(body.model, type=ModelRecord)
-    return Handover(config, model, body.namespace, body.namespace_without_kernels, body.facts)
+    return Handover(config, model, body.namespace, body.namespace_without_kernels, body.facts, body.adapters)

@@ -10,6 +10,7 @@ from engine.cluster.frames import Load
 from engine.cluster.membership import Address
 from engine.cluster.place import Place
 from engine.cluster.sockets import Socket
+from engine.messages import Adapter
 
 
 class Session(msgspec.Struct):
@@ -40,6 +41,8 @@ class RemoteEngine(msgspec.Struct):
     next_attempt_ns: int = 0
     is_leaving_ns: int = 0  # since when it is no longer on the list; 0: it is
     contents: str = ""  # digest of the weights that it has loaded
+    lacking: list[Adapter] = []  # adapters that it must load before it gets requests
+    next_load_ns: int = 0  # of these; 0: one is being loaded
     is_away: bool = False  # it gets nothing new, because it is about to load other weights
     trouble: str = ""  # why there is no session, or nothing new for it, as reported last
 

@@ -50,6 +50,7 @@ def check_request(request: Request, config: EngineConfig, vocab_size: int) -> No
     """Raise WrongFrameError if a request has something that no router sends. `vocab_size`: token ids are below it."""
     shared = request.shared
     names = [request.tokenizer, shared.key, shared.api, shared.source, shared.options.cache_salt]
+    names += [shared.options.adapter.contents] if shared.options.adapter is not None else []
     names += [name for own in request.sequences for name in (own.request_id, own.group_id)]
     if max(map(len, names)) > MAX_NAME_CHARACTERS:
         raise WrongFrameError("a request with an id that is too long")
@@ -58,8 +59,6 @@ def check_request(request: Request, config: EngineConfig, vocab_size: int) -> No
     _check_range("priority", shared.priority, -MAX_INT32, MAX_INT32)
     _check_range("age", shared.arrival_ns, 0, _TIME_NS)
     _check_range("time left", shared.deadline_ns, 0, _TIME_NS)
-    if shared.options.adapter is not None:
-        raise WrongFrameError("a request for an adapter; this version sends none to other machines")
     if shared.media or any(prompt.units for prompt in request.prompts):
         raise WrongFrameError("a request with media; this version sends none to other machines")
     for prompt in request.prompts:

@@ -3,8 +3,8 @@
     ask the first engine, then the next, ...        all done: the answer
     one fails, or cannot be reached                 those that have done it, and it, take it back; then the answer
 
-Weights are taken back by `Undo`, a loaded adapter by unloading it, or by loading the one that it replaced. Other orders change
-nothing that must be equal. Pure; the link sends and receives.
+An engine takes weights and a loaded adapter back by `Undo`. Other orders change nothing that must be equal. Pure; the link
+sends and receives.
 """
 
 from __future__ import annotations
@@ -46,14 +46,13 @@ def must_be_equal(order: Order) -> bool:
 
 
 class RollingOrder:
-    """The order of `command` in progress. `replaced`: path of the adapter that a LoadAdapter replaces; empty: none."""
+    """The order of `command` in progress."""
 
-    def __init__(self, command: Command, engines: Iterable[str], replaced: str = "") -> None:
+    def __init__(self, command: Command, engines: Iterable[str]) -> None:
         self.command = command
         self.asked = ""  # the engine that works on it, or takes it back
         self.done: dict[str, Reply] = {}
         self._untold = list(engines)
-        self._replaced = replaced
         self._failed = ""  # the engine that failed
         self._failure: Reply | None = None
         self._undone: list[str] = []
@@ -64,9 +63,9 @@ class RollingOrder:
         self._notes: list[str] = []
 
     @classmethod
-    def interrupted(cls, kept: KeptOrder, replaced: str = "") -> RollingOrder:
+    def interrupted(cls, kept: KeptOrder) -> RollingOrder:
         """Return an order that an earlier life of the link began, to be taken back."""
-        order = cls(kept.command, (), replaced)
+        order = cls(kept.command, ())
         order._failure = Reply(kept.command.command_id, 503, "the link died")
         order._to_undo = list(kept.asked)
         return order
@@ -99,11 +98,13 @@ class RollingOrder:
         if self.is_going_back:
             self._num_undos += 1
             self._to_undo.remove(engine)
-            return f"{self.command.command_id}-{self._num_undos}", self._inverse()
+            return f"{self.command.command_id}-{self._num_undos}", Undo(self.command.command_id)
         self._untold.remove(engine)
         order = self.command.order
         if isinstance(order, ReloadWeights):
             order = msgspec.structs.replace(order, contents=contents)
+        elif isinstance(order, LoadAdapter):
+            order = LoadAdapter(order.name, order.path, order.replaces)  # each engine chooses a slot of its own
         return self.command.command_id, order
 
     def take(self, engine: str, reply: Reply, now_ns: int) -> None:
@@ -115,6 +116,7 @@ class RollingOrder:
             self._taken_back(engine, reply, now_ns)
         elif reply.status < 400 or (reply.status == 404 and isinstance(self.command.order, (AbortRequest, UnloadAdapter))):
             self.done[engine] = reply
+            self._compare(engine, reply)
         else:
             self._fail(engine, reply)
 
@@ -168,6 +170,13 @@ class RollingOrder:
         message = first.message if len(replies) == 1 else f"{len(replies)} engines: {first.message}"
         return Reply(command_id, first.status, message, details)
 
+    def _compare(self, engine: str, reply: Reply) -> None:
+        """Fail a load if an engine found other contents under the path of an adapter than the first one."""
+        first, found = next(iter(self.done.values())).details.get("contents"), reply.details.get("contents")
+        if isinstance(self.command.order, LoadAdapter) and first != found:
+            text = f"the adapter there has other contents ({found}) than on {next(iter(self.done))} ({first})"
+            self._fail(engine, Reply(self.command.command_id, 400, text))
+
     def _fail(self, engine: str, reply: Reply) -> None:
         self._failed, self._failure = engine, reply
         if isinstance(self.command.order, (*_CHANGES, LoadAdapter)):
@@ -182,12 +191,6 @@ class RollingOrder:
             self._undone.append(engine)
         elif reply.status != 404:  # then it has not done it
             self._notes.append(f"{engine} could not take it back: {reply.message}")
-
-    def _inverse(self) -> Order:
-        order = self.command.order
-        if isinstance(order, LoadAdapter):
-            return LoadAdapter(order.name, self._replaced, replaces=True) if self._replaced else UnloadAdapter(order.name)
-        return Undo(self.command.command_id)
 
 
 def _are_equal(key: str, replies: list[Reply]) -> bool:

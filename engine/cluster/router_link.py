@@ -82,7 +82,7 @@ class RouterLink(Actor):
         self._to_tokenizers = {name: BackloggedOutbox(outbox.send_bytes) for name, outbox in outboxes.items()}
         self._versions = Versions(context.run.weights(place.name) for place in self._places)
         self._contents = ""  # of the weights that new requests get
-        self._orders = RouterOrders(context, self._ask)
+        self._orders = RouterOrders(context, self._ask, self._note_trouble)
         self._sessions = context.epoch << 32  # number of the last session
         self._next_beat_ns = 0
         self._num_engines = {state: context.counter("router_engines", state=state) for state in ENGINE_STATES}
@@ -299,9 +299,7 @@ class RouterLink(Actor):
         self._choose_weights()
         engine.next_attempt_ns = time.monotonic_ns() + (0 if session.is_welcome else RETRY_INTERVAL_NS)
         self._close(session, reason)
-        if engine.trouble != reason:
-            engine.trouble = reason
-            self._report(f"engine {engine.address}: {reason}")
+        self._note_trouble(engine, reason)
 
     def _close(self, session: Session, reason: str = "the router stops") -> None:
         if session.is_welcome and not session.kept:
@@ -414,6 +412,7 @@ class RouterLink(Actor):
         if all(version == own for version, own in session.versions.items()):
             session.versions = {}
         session.orders = set(welcome.orders)
+        self._orders.met(engine, welcome.adapters, session.heard_ns)
         session.is_welcome = True
         engine.contents = welcome.records[0].contents[welcome.records[0].version]
         engine.trouble = ""
@@ -439,15 +438,18 @@ class RouterLink(Actor):
 
     def _gets_requests(self, engine: RemoteEngine) -> bool:
         """Return whether an engine that is ready gets new requests."""
-        if engine.is_leaving_ns or engine.is_away:
+        if engine.is_leaving_ns or engine.is_away or engine.lacking:
             return False
         if engine.contents == self._contents or self._orders.are_weights_changing:
             return True
         trouble = "it has other weights than the others, so it gets nothing new; load the same weights in all engines"
+        self._note_trouble(engine, trouble)
+        return False
+
+    def _note_trouble(self, engine: RemoteEngine, trouble: str) -> None:
         if engine.trouble != trouble:
             engine.trouble = trouble
             self._report(f"engine {engine.address}: {trouble}")
-        return False
 
     def _take_report(self, engine: RemoteEngine, session: Session, report: Report) -> None:
         if len(report.loads) != len(engine.places):

@@ -14,24 +14,42 @@ import msgspec
 from engine.cluster.frames import Ask
 from engine.cluster.remote_engine import RemoteEngine
 from engine.cluster.rolling_order import KeptOrder, RollingOrder, must_be_equal
-from engine.messages import Command, DropWeights, LoadAdapter, ReloadWeights, Reply, RouterOrder
+from engine.messages import Adapter, Command, DropWeights, LoadAdapter, ReloadWeights, Reply, RouterOrder
+from engine.process.adapters import AdapterRegistry
 from engine.process.context import ActorContext
 
+LATE_RETRY_NS = 5_000_000_000  # until an engine is asked again to load an adapter
 _NAME = "order.json"  # in the run's directory
+_LATE = "late-"  # begins ids of such orders
 
 
 class RouterOrders:
-    """The orders in progress. `send(engine, ask)` sends a frame."""
+    """The orders in progress. `send(engine, ask)` sends a frame, `report(engine, trouble)` says what an operator must do."""
 
-    def __init__(self, context: ActorContext, send: Callable[[RemoteEngine, Ask], None]) -> None:
+    def __init__(
+        self,
+        context: ActorContext,
+        send: Callable[[RemoteEngine, Ask], None],
+        report: Callable[[RemoteEngine, str], None],
+    ) -> None:
         self._context = context
         self._send = send
+        self._report = report
         self._num_open = context.counter("orders_in_progress")
         self._path = context.run.directory / _NAME
         self._open: list[RollingOrder] = []
+        self._adapters = AdapterRegistry(context) if context.config.max_loras else None
+        self._num_loads = 0  # by engines that came late
         if self._path.exists():
             kept = msgspec.json.decode(self._path.read_bytes(), type=KeptOrder)
-            self._open.append(RollingOrder.interrupted(kept, self._replaced(kept.command)))
+            self._open.append(RollingOrder.interrupted(kept))
+
+    def met(self, engine: RemoteEngine, adapters: list[Adapter], now_ns: int) -> None:
+        """Note which adapters an engine has whose session begins: it loads those that it lacks before it gets requests."""
+        served = self._adapters.served() if self._adapters else []
+        has = {(each.name, each.contents) for each in adapters}
+        engine.lacking = [each for each in served if (each.name, each.contents) not in has]
+        engine.next_load_ns = now_ns
 
     @property
     def are_weights_changing(self) -> bool:
@@ -61,19 +79,27 @@ class RouterOrders:
                 return Reply(command.command_id, 503, text)
         if not connected:
             return Reply(command.command_id, 503, "no engine is connected; try again when one is")
-        self._open.append(RollingOrder(command, connected, self._replaced(command)))
+        self._open.append(RollingOrder(command, connected))
         return None
 
     def take(self, engine: RemoteEngine, reply: Reply) -> None:
         """Take an engine's answer."""
         for order in self._open:
             order.take(str(engine.address), reply, time.monotonic_ns())
+        if reply.command_id.startswith(_LATE) and engine.lacking:
+            self._loaded_late(engine, reply)
         if engine.session is not None:
             engine.session.orders.discard(reply.command_id)
 
     def advance(self, engines: Collection[RemoteEngine], now_ns: int) -> list[RollingOrder]:
         """Ask the next engines. Return the orders that are over, which are answered."""
         self._num_open.set(len(self._open))
+        for engine in engines:
+            if engine.lacking and engine.is_welcome and 0 < engine.next_load_ns <= now_ns:
+                engine.next_load_ns = 0
+                self._num_loads += 1
+                adapter = engine.lacking[0]
+                self._send(engine, Ask(f"{_LATE}{self._num_loads}", LoadAdapter(adapter.name, adapter.path, replaces=True)))
         if not self._open:
             return []
         there = {str(engine.address): engine for engine in engines if engine.is_welcome}
@@ -93,19 +119,24 @@ class RouterOrders:
             self._context.events.send(order.answer())
         return over
 
+    def _loaded_late(self, engine: RemoteEngine, reply: Reply) -> None:
+        adapter, now_ns = engine.lacking[0], time.monotonic_ns()
+        found = reply.details.get("contents")
+        if reply.status < 400 and found == adapter.contents:
+            engine.lacking = engine.lacking[1:]
+            engine.next_load_ns = now_ns
+            return
+        trouble = reply.message
+        if reply.status < 400:
+            trouble = f"{adapter.path} has other contents there ({found}) than on the other engines ({adapter.contents})"
+        engine.next_load_ns = now_ns + LATE_RETRY_NS
+        self._report(engine, f"it gets nothing new, because it lacks the adapter {adapter.name!r}: {trouble}")
+
     def _keep(self, order: RollingOrder) -> None:
         if must_be_equal(order.command.order):
             unfinished = self._path.with_suffix(".new")
             unfinished.write_bytes(msgspec.json.encode(order.kept))
             unfinished.replace(self._path)
-
-    def _replaced(self, command: Command) -> str:
-        """Return the path of the adapter that a command replaces; empty: none."""
-        order = command.order
-        if not isinstance(order, LoadAdapter) or not self._context.config.max_loras:
-            return ""
-        adapters = self._context.run.adapters().adapters
-        return next((each.path for each in adapters if each.name == order.name and not each.is_leaving), "")
 
 
 def _knows(engine: RemoteEngine, order_id: str) -> bool:

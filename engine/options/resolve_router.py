@@ -37,7 +37,6 @@ _OF_THE_ENGINE: dict[str, Any] = {  # what only processes with a model need
     "kv_cache_bytes": 0,
     "state_bytes": 0,
     "comm_bytes": 0,
-    "max_loras": 0,
     "lora_modules": (),
     "adapter_bytes": 0,
     "media_processes": 0,

@@ -11,6 +11,9 @@ Owned by `SupervisorCommands`; the supervisor lives as long as the arena. States
 
 An actor counts a sequence first and then reads the record; here it is the other way round (`engine/process/adapters.py`).
 Adapters of the command line are loaded when all actors are ready, before the engine is ready.
+
+A router has no arena. Its link takes the place of the rank: it has all engines load an adapter, and unload it when no api
+process counts one of its sequences any more.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.messages import Adapter, AdaptersRecord, Command, Details, LoadAdapter, Reply, UnloadAdapter
 from engine.process.run_directory import Run
-from engine.process.topology import SCHEDULER, SUPERVISOR, actors_of
+from engine.process.topology import LINK, SCHEDULER, SUPERVISOR, actors_of
 from shm.counters import Cell, Counters
 
 MAX_WAITING = 64  # waiting load commands
@@ -57,16 +60,19 @@ class AdapterCommands:
         answer: Callable[[Reply], None],
     ) -> None:
         self._run, self._config, self._tell, self._answer = run, config, tell, answer
-        self._record = AdaptersRecord()
-        self._loader = next(iter(actors_of("worker", names)), "")
+        self._record = run.adapters() if config.max_loras else AdaptersRecord()  # a router begins with those of its engines
+        self._loader = LINK if config.is_router else next(iter(actors_of("worker", names)), "")
         self._loads: deque[Command] = deque()  # the first one is in progress, once it has a slot
         self._starts = deque(config.lora_modules)
         self._leaving: list[_Leaving] = []
+        self._unloading: dict[str, Adapter] = {}  # by id of the command: from the engines of a router
+        self._last = "", "", ""  # id of the last load, its name, and the path of the adapter that it replaced
         self.failure = ""  # of the adapters named at start
         self.is_mistake = False  # of the user
         if config.max_loras:
             self._version = counters.counter("adapters_version", SUPERVISOR)
             self._num_adapters = counters.counter("num_adapters", SUPERVISOR)
+            self._show()
             self._cells: list[list[Cell]] = [
                 [
                     counters.counter(gauge, actor, adapter_slot=str(slot))
@@ -95,7 +101,11 @@ class AdapterCommands:
             self._answer(Reply(command.command_id, error.status, error.message))
 
     def take(self, reply: Reply) -> bool:
-        """Handle a rank's reply. Return False if it is for another command."""
+        """Handle a rank's reply, or that of a router's link. Return False if it is for another command."""
+        if reply.command_id in self._unloading:
+            del self._unloading[reply.command_id]
+            self._answer(reply)
+            return True
         if not self._loads or reply.command_id != self._loads[0].command_id:
             return False
         command = self._loads.popleft()
@@ -113,6 +123,23 @@ class AdapterCommands:
                 text = f"the adapter was not loaded: {cause}; try again"
                 self._answer(Reply(command.command_id, 503, text))
             self._tell_next()
+        for command_id, adapter in list(self._unloading.items() if name == self._loader else ()):
+            del self._unloading[command_id]
+            self._answer(Reply(command_id, 503, f"engines may still hold the adapter {adapter.name!r}: {cause}"))
+
+    def has_loaded(self, command_id: str) -> bool:
+        """Return whether a command is the last load, or a load in progress."""
+        return command_id == self._last[0] or any(command_id == command.command_id for command in self._loads)
+
+    def undo(self, command: Command, command_id: str) -> None:
+        """Take the last load back: unload its adapter, or load the one that it replaced."""
+        _, name, path = self._last
+        if command_id != self._last[0]:
+            self._answer(Reply(command.command_id, 409, "the adapter is still being loaded; try again when it is"))
+            return
+        self._last = "", "", ""
+        order: LoadAdapter | UnloadAdapter = LoadAdapter(name, path, replaces=True) if path else UnloadAdapter(name)
+        self.begin(Command(command.command_id, order))
 
     def advance(self, now_ns: int) -> None:
         """Begin waiting loads, and check which adapters are free. Called every turn of the supervisor, also during the
@@ -133,8 +160,11 @@ class AdapterCommands:
         for command_id in waiting:
             if command_id and not command_id.startswith(_AT_START):
                 self._answer(Reply(command_id, 503, f"the engine is stopping: {cause}"))
+        for command_id in self._unloading:
+            self._answer(Reply(command_id, 503, f"the engine is stopping: {cause}"))
         self._loads.clear()
         self._leaving.clear()
+        self._unloading.clear()
         self._starts.clear()
 
     # -------------------------------------------------------------------------------------------------------- inside
@@ -161,6 +191,8 @@ class AdapterCommands:
                 "`tokamak ctl load-adapter`)",
                 param="lora_name",
             )
+        if self._config.is_router and any(leaving.adapter.name == order.name for leaving in self._leaving):
+            raise RequestError(f"the adapter {order.name!r} is still being unloaded; try again in a moment", status=409)
         if not self._free_slots():
             leaving = [leaving.adapter.name for leaving in self._leaving]
             waits = f" ({', '.join(leaving)} wait for open requests)" if leaving else ""
@@ -209,6 +241,7 @@ class AdapterCommands:
             return
         if before is not None:
             self._leaving.append(_Leaving(replace(before, is_leaving=True), ""))
+        self._last = command.command_id, order.name, "" if before is None else before.path
         details: Details = {"name": order.name, "path": order.path, "contents": contents, "rank": rank}
         self._end_load(command, Reply(command.command_id, 200, f"loaded adapter {order.name!r}", details))
 
@@ -243,8 +276,12 @@ class AdapterCommands:
             adapters = tuple(each for each in self._record.adapters if each.number != number)
             leaving.is_gone = not self._write(replace(self._record, adapters=adapters))  # otherwise retried
             return
+        if self._config.is_router and leaving.command_id:  # one that was replaced is so on the engines
+            if self._tell(LINK, Command(leaving.command_id, UnloadAdapter(leaving.adapter.name))):
+                return  # retried
+            self._unloading[leaving.command_id] = leaving.adapter
         self._leaving.remove(leaving)
-        if leaving.command_id:
+        if leaving.command_id and not self._config.is_router:
             self._answer(Reply(leaving.command_id, 200, f"unloaded adapter {leaving.adapter.name!r}"))
 
     def _write(self, record: AdaptersRecord) -> str:
@@ -255,9 +292,13 @@ class AdapterCommands:
             path = self._run.adapters_path
             return f"the command cannot be recorded in {path}: {error.strerror}; fix that directory and try again"
         self._record = record
-        self._version.add(1)
-        self._num_adapters.set(len(record.adapters))
+        self._show()
         return ""
+
+    def _show(self) -> None:
+        """Have actors read the record."""
+        self._version.add(1)
+        self._num_adapters.set(len(self._record.adapters))
 
     def _served(self, name: str) -> Adapter | None:
         return next((each for each in self._record.adapters if each.name == name and not each.is_leaving), None)

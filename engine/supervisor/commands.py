@@ -24,6 +24,7 @@ from engine.messages import (
     Reply,
     RestartActor,
     Shutdown,
+    Undo,
     UnloadAdapter,
     encode,
 )
@@ -101,6 +102,8 @@ class SupervisorCommands:
                 self._adapt(command)
             case RebalanceExperts():
                 self._rebalance(command)
+            case Undo(command_id) if self.adapters.has_loaded(command_id):
+                self.adapters.undo(command, command_id)
             case _:
                 self._forward(command)
 
@@ -155,9 +158,7 @@ class SupervisorCommands:
             self._engine.restart(name)
 
     def _adapt(self, command: Command) -> None:
-        if self._engine.config.is_router:
-            self._refuse(command, 409, "a router serves no adapters; load them on an engine and use the engine's own address")
-        elif self._engine.is_serving:
+        if self._engine.is_serving:
             self.adapters.begin(command)
         else:
             self._refuse(command, 503, _NOT_SERVING)

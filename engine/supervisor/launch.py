@@ -101,11 +101,20 @@ def route(arguments: list[str]) -> int:
         return 0
     for note in options.notes:
         progress.note(f"note: {note}")
-    return serve(config, found.model, default_plan(config), progress, start_s)
+    adapters = tuple(msgspec.structs.replace(each, number=index + 1, slot=index) for index, each in enumerate(found.adapters))
+    return serve(config, found.model, default_plan(config), progress, start_s, AdaptersRecord(len(adapters), adapters))
 
 
-def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], progress: Progress, start_s: float) -> int:
-    """Run an engine of `plan`: create everything it needs, supervise it, and remove everything. Return the exit code."""
+def serve(
+    config: EngineConfig,
+    model: ModelRecord,
+    plan: Sequence[ActorPlan],
+    progress: Progress,
+    start_s: float,
+    adapters: AdaptersRecord | None = None,
+) -> int:
+    """Run an engine of `plan`: create everything it needs, supervise it, and remove everything. Return the exit code.
+    `adapters`: of the engines of a router."""
     with SignalCatcher() as signals, contextlib.ExitStack() as open_until_end:
         open_until_end.callback(progress.close)
         try:
@@ -114,7 +123,7 @@ def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], p
             groups = [open_until_end.enter_context(reserve_port("127.0.0.1", 0)) for _ in range(config.num_groups)]
             group_ports = tuple(group.getsockname()[1] for group in groups)
             config = msgspec.structs.replace(config, port=port, group_ports=group_ports)
-            run, lock = _open_run(config, model, plan, open_until_end)
+            run, lock = _open_run(config, model, plan, adapters or AdaptersRecord(), open_until_end)
             listener = listener or open_until_end.enter_context(unix_socket(config.uds))  # it may be in the run's directory
             experts = model.config.experts
             shape = (experts.sparse_layers, experts.num_experts) if experts is not None else ((), 0)
@@ -155,7 +164,11 @@ def _relayed(run: Run, plan: Sequence[ActorPlan], log_format: str) -> Iterator[L
 
 
 def _open_run(
-    config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], open_until_end: contextlib.ExitStack
+    config: EngineConfig,
+    model: ModelRecord,
+    plan: Sequence[ActorPlan],
+    adapters: AdaptersRecord,
+    open_until_end: contextlib.ExitStack,
 ) -> tuple[Run, int]:
     """Create the run's directory with its lock (a descriptor) and documents; at the end remove it with all segments of the
     run."""
@@ -168,7 +181,7 @@ def _open_run(
         for scheduler in actors_of(SCHEDULER, _rows_of(config, plan)) or (SCHEDULER,):
             run.write_weights(WeightsRecord.of_start(config), scheduler)
         if config.max_loras:
-            run.write_adapters(AdaptersRecord())
+            run.write_adapters(adapters)
         run.write_manifest(Manifest(without_secrets(config), tuple(plan), os.getpid(), time.time()))
     except OSError as error:
         raise StartError(f"cannot write to {run.directory}: {error.strerror}; use another --run-dir") from error

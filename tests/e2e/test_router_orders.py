@@ -7,20 +7,23 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.adapters import write_adapter
 from tests.e2e.checkpoints import broken_missing, other_weights
-from tests.e2e.engine_process import GOLDEN, OPERATOR
+from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess
 from tests.e2e.router_process import Cluster
 from tests.e2e.workload import Answer, answers, mixed_bodies, stream_all
 from tests.waiting import WATCHDOG_S, wait_until
 
 MODEL = GOLDEN / "qwen3"
 BODIES = mixed_bodies(6, seed=41, max_tokens=40, max_prompt=60)
+ADAPTERS = ("a0", "a1", "hidden")
 LONG = mixed_bodies(6, seed=42, max_tokens=1000, max_prompt=60)
 
 
@@ -33,6 +36,9 @@ class Weights:
         self.broken = broken_missing(MODEL, directory / "broken")
         self.of_one_engine = other_weights(MODEL, directory / "private" / "other")
         self.answers: dict[str, list[Answer]] = {}
+        for number, name in enumerate(ADAPTERS):
+            write_adapter(directory / "private" / name if name == "hidden" else directory / name, MODEL, seed=number)
+        write_adapter(directory / "large", MODEL, rank=17)
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +50,12 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, weights: Weights) -> Iterator[Cluster]:
-    options = ("--max-model-len", "1200", "--restart-limit", "100", "--threads", "1")
+    options = ("--max-model-len", "1200", "--restart-limit", "100", "--threads", "1", "--enable-lora")
     found = Cluster(tmp_path_factory.mktemp("cluster"), MODEL, *options)
-    shared = f"{GOLDEN},{weights.directory / 'other'},{weights.directory / 'broken'}"
-    for index, directories in enumerate((f"{shared},{weights.directory}", shared)):
-        found.engines[index].command += ["--cluster-checkpoints", directories]
+    shared = ",".join(map(str, [GOLDEN, *(weights.directory / name for name in ("other", "broken", "a0", "a1", "large"))]))
+    found.engines[0].command += ["--cluster-checkpoints", f"{shared},{weights.directory}"]
+    found.engines[0].command += ["--lora-modules", f"a0={weights.directory / 'a0'}"]
+    found.engines[1].command += ["--cluster-checkpoints", shared]
     try:
         found.start()
         weights.answers["first"] = answers(found.router, BODIES)
@@ -141,6 +148,56 @@ def test_kill_in_a_reload(cluster: Cluster, weights: Weights, index: int, actor:
     else:
         assert answer.status_code == 503, answer.text
     assert have_first(cluster, weights)
+
+
+def adapters_of(process: EngineProcess) -> set[str]:
+    cards = httpx.get(f"{process.url}/v1/models", timeout=WATCHDOG_S).json()["data"]
+    return {card["id"] for card in cards} & {*ADAPTERS, "large"}
+
+
+def with_adapter(process: EngineProcess, name: str) -> list[tuple[list[int], str]]:
+    return contents(answers(process, [body | {"model": name} for body in BODIES]))
+
+
+def test_adapter_that_one_engine_had(cluster: Cluster) -> None:
+    """The router serves the adapter of the first engine; the other one has loaded it before its first request."""
+    everyone = [cluster.router, *cluster.engines]
+    assert [adapters_of(process) for process in everyone] == [{"a0"}] * 3
+    first, *others = [with_adapter(process, "a0") for process in everyone]
+    assert [first] * 2 == others != [contents(answers(cluster.router, BODIES))] * 2
+
+
+def test_adapters_are_loaded_everywhere_or_nowhere(cluster: Cluster, weights: Weights) -> None:
+    everyone = [cluster.router, *cluster.engines]
+    directory = weights.directory
+    for name, path, status in (("large", directory / "large", 400), ("hidden", directory / "private" / "hidden", 403)):
+        answer = order(cluster, "../v1/load_lora_adapter", lora_name=name, lora_path=str(path))
+        assert answer.status_code == status, answer.text
+        assert [adapters_of(process) for process in everyone] == [{"a0"}] * 3
+    answer = order(cluster, "../v1/load_lora_adapter", lora_name="a1", lora_path=str(directory / "a1"))
+    assert answer.status_code == 200, answer.text
+    assert [adapters_of(process) for process in everyone] == [{"a0", "a1"}] * 3
+    first, *others = [with_adapter(process, "a1") for process in everyone]
+    assert [first] * 2 == others
+    assert order(cluster, "../v1/unload_lora_adapter", lora_name="a1").status_code == 200
+    assert [adapters_of(process) for process in everyone] == [{"a0"}] * 3
+
+
+@pytest.mark.parametrize(("index", "actor"), [(-1, "link"), (0, "link"), (1, "worker0")])
+def test_kill_while_an_adapter_is_loaded(cluster: Cluster, weights: Weights, index: int, actor: str) -> None:
+    everyone = [cluster.router, *cluster.engines]
+    victim = cluster.engines[index] if index >= 0 else cluster.router
+    with ThreadPoolExecutor() as pool:
+        path = str(weights.directory / "a1")
+        giving = pool.submit(lambda: order(cluster, "../v1/load_lora_adapter", lora_name="a1", lora_path=path))
+        victim.wait_for_restart(actor, victim.kill(actor, signal.SIGKILL))
+        answer = giving.result()
+    wait_until(lambda: cluster.router.metric("orders_in_progress") == 0, what="it is over")
+    cluster.wait_for(2)
+    expected = {"a0", "a1"} if answer.status_code == 200 else {"a0"}
+    wait_until(lambda: [adapters_of(process) for process in everyone] == [expected] * 3, what=f"all have {expected}")
+    if answer.status_code == 200:
+        assert order(cluster, "../v1/unload_lora_adapter", lora_name="a1").status_code == 200
 
 
 def test_other_orders(cluster: Cluster) -> None:
