@@ -3,6 +3,7 @@
     router  Forward, Drop, Leave       ->  link  ->  Request, Abort        schedulers
     router  Results, Refusal           <-  link  <-  Outputs, Rejected     schedulers
     router  Prefixes, Report           <-  link  <-  gauges, fingerprints of cached blocks
+    router  Want, Piece                <->  link  <->  a media process (`engine_files.py`)
     router  Ask, Answer                <->  link  <->  the supervisor (`engine_orders.py`)
 
 Ids of a router's requests carry the router's run in front, so that two routers never clash. A router that is gone, silent, does
@@ -20,9 +21,11 @@ import msgspec
 import zmq
 
 from engine.cluster.cached_blocks import CachedBlocks
+from engine.cluster.engine_files import EngineFiles
 from engine.cluster.engine_orders import EngineOrders
 from engine.cluster.frames import (
     MAX_NAME_CHARACTERS,
+    MAX_PIECE_BYTES,
     PROTOCOL,
     Answer,
     Ask,
@@ -35,10 +38,12 @@ from engine.cluster.frames import (
     Leave,
     Load,
     NotReadyError,
+    Piece,
     Prefixes,
     Refusal,
     Report,
     Results,
+    Want,
     Welcome,
     WrongFrameError,
     decode_frame,
@@ -51,7 +56,20 @@ from engine.cluster.request_check import check_request
 from engine.cluster.sockets import KeyGate, LinkPoller, Socket, listen
 from engine.config import EngineConfig
 from engine.keys import without_secrets
-from engine.messages import Abort, AdapterUse, Message, Output, Outputs, Rejected, Request, WeightsRecord, WeightsState, encode
+from engine.messages import (
+    Abort,
+    AdapterUse,
+    Message,
+    Output,
+    Outputs,
+    Prepared,
+    Rejected,
+    Request,
+    SequencePart,
+    WeightsRecord,
+    WeightsState,
+    encode,
+)
 from engine.metric_labels import REPLICA_GAUGES
 from engine.process.actor import Actor
 from engine.process.adapters import AdapterRegistry
@@ -89,6 +107,16 @@ class _Open(msgspec.Struct):
     tokenizer: str  # of the router
     attempt: int
     num_bytes: int  # of its request
+    files: tuple[bytes, ...] = ()  # that it uses
+
+
+class _Parked(msgspec.Struct):
+    """Request of a router that waits for its files."""
+
+    run: str
+    replica: int
+    request: Request
+    keys: tuple[bytes, ...]
 
 
 class _Peer(msgspec.Struct):
@@ -132,6 +160,8 @@ class EngineLink(Actor):
         self._cached = [CachedBlocks(context, index) for index in range(len(context.schedulers))]
         self._next_look_ns = self._next_prefixes_ns = 0
         self._adapters = AdapterRegistry(context) if config.max_loras else None
+        self._files = EngineFiles(context) if config.media_processes else None
+        self._parked: list[_Parked] = []
         self._ended: deque[bytes] = deque(maxlen=MAX_ROUTERS)  # connections whose session has ended
         self._vocab_size = msgspec.msgpack.decode(context.run.model_path.read_bytes(), type=_Model).config.vocab_size
         self._versions: list[int] = []  # of the weights of each replica, as the routers know them
@@ -153,7 +183,7 @@ class EngineLink(Actor):
         now_ns = time.monotonic_ns()
         num_done = self._gate.answer() if self._gate else 0
         num_done += self._receive_frames() + self._answer_orders()
-        num_done += sum(outbox.flush() for outbox in self._to_schedulers)
+        num_done += sum(outbox.flush() for outbox in self._to_schedulers) + (self._files.flush() if self._files else 0)
         if now_ns >= self._next_prefixes_ns:
             self._next_prefixes_ns = now_ns + PREFIX_INTERVAL_NS
             self._tell_prefixes()
@@ -191,11 +221,16 @@ class EngineLink(Actor):
             self._take_outputs(message.outputs)
         elif isinstance(message, Rejected):
             self._take_rejected(message)
+        elif isinstance(message, Prepared) and self._files is not None:
+            self._files.prepared(message)
+            self._unpark()
         else:
             raise AssertionError(f"unexpected {type(message).__name__} from {sender}")
 
     def on_peer(self, name: str, epoch: int) -> None:
         """A scheduler that restarted has no sequences: the routers learn its epoch and submit theirs again."""
+        if self._files is not None:
+            self._files.on_peer(name)
         if role_of(name) != SCHEDULER:
             return
         index = self.context.schedulers.index(name)
@@ -327,6 +362,12 @@ class EngineLink(Actor):
                 self._to_schedulers[replica].post(abort)
             case Leave(tokenizer):
                 self._abort(peer, [name for name, open_ in peer.open.items() if open_.tokenizer == tokenizer])
+            case Piece() if self._files is not None:
+                if len(body.data) > MAX_PIECE_BYTES:
+                    raise WrongFrameError(f"a piece of {len(body.data)} bytes, the limit is {MAX_PIECE_BYTES}")
+                self._files.take(peer.run, body)
+                if not body.data:
+                    self._unpark()
             case Ask():
                 reply = self._orders.begin(peer.run, body)
                 if reply is not None:
@@ -342,34 +383,71 @@ class EngineLink(Actor):
         self._check_replica(body.replica)
         check_request(body.request, self.context.config, self._vocab_size)
         request = from_wire(body.request, time.monotonic_ns())
-        run, shared, tokenizer = peer.run, request.shared, request.tokenizer
-        wanted = shared.options.adapter
+        shared, wanted = request.shared, request.shared.options.adapter
         options = msgspec.structs.replace(shared.options, adapter=self._adapter_of(wanted))
-        shared = msgspec.structs.replace(
-            shared, key=f"{run}.{shared.key}", api=f"{run}.{shared.api}", pinned_replica=-1, options=options
-        )
+        request.shared = msgspec.structs.replace(shared, options=options)
+        keys = tuple(item.unit_hashes[0] for item in shared.media)
+        num_bytes = len(encode(request))
+        status, message = 404, "its engine has not loaded the adapter; load it through the router"
+        if wanted is None or options.adapter is not None:
+            status, message = self._why_not(peer, request, num_bytes, self._outboxes[body.replica].max_record_bytes)
+        files: list[bytes] = []
+        if self._files is not None and keys and not message:
+            status = 429
+            files, message = self._files.begin(peer.run, shared.media, len(request.sequences))
+        if message:
+            self._refuse(peer, request, status, message)
+            return
+        for own in request.sequences:
+            self._close_sequence(peer, own.request_id)
+            size = num_bytes // len(request.sequences)
+            peer.open[own.request_id] = _Open(body.replica, request.tokenizer, own.attempt, size, keys)
+            peer.num_open_bytes += size
+        for key in files:
+            self._send(peer, Want(key))
+        if keys:
+            self._parked.append(_Parked(peer.run, body.replica, request, keys))
+            self._unpark()
+        else:
+            self._pass_on(peer.run, body.replica, request)
+
+    def _pass_on(self, run: str, replica: int, request: Request) -> None:
+        """Give a request of a router to a scheduler."""
+        shared = request.shared
+        shared = msgspec.structs.replace(shared, key=f"{run}.{shared.key}", api=f"{run}.{shared.api}", pinned_replica=-1)
         sequences = [
             msgspec.structs.replace(
                 own, request_id=f"{run}.{own.request_id}", group_id=f"{run}.{own.group_id}" if own.group_id else ""
             )
             for own in request.sequences
         ]
-        record = encode(Request(self.context.name, shared, request.prompts, sequences))
-        status, message = 404, "its engine has not loaded the adapter; load it through the router"
-        if wanted is None or options.adapter is not None:
-            status, message = self._why_not(peer, request, len(record), self._outboxes[body.replica].max_record_bytes)
-        for own in request.sequences:
-            if message:
-                rejected = Rejected(own.request_id, own.attempt, request.shared.api, status, message)
-                self._send(peer, Refusal(tokenizer, rejected))
-            else:
-                self._close_sequence(peer, own.request_id)
-                num_bytes = len(record) // len(sequences)
-                peer.open[own.request_id] = _Open(body.replica, tokenizer, own.attempt, num_bytes)
-                peer.num_open_bytes += num_bytes
-        if not message:
-            self._to_schedulers[body.replica].post_records([record])
+        self._to_schedulers[replica].post(Request(self.context.name, shared, request.prompts, sequences))
         self._is_report_due = True
+
+    def _unpark(self) -> None:
+        """Pass on requests whose files are known by now, and refuse those whose files cannot be used."""
+        parked, self._parked = self._parked, []
+        for each in parked:
+            peer, request = self._runs.get(each.run), each.request
+            if peer is None or self._files is None:
+                continue
+            open_ = [own for own in request.sequences if _is_open(peer, own)]
+            request = Request(request.tokenizer, request.shared, request.prompts, open_)
+            refusal = self._files.refusal(each.keys) if open_ else None
+            items = self._files.found(each.keys) if open_ and refusal is None else None
+            if refusal is not None:
+                self._refuse(peer, request, refusal.status, refusal.message, refusal.code)
+            elif items is not None:
+                request.shared = msgspec.structs.replace(request.shared, media=items)
+                self._pass_on(each.run, each.replica, request)
+            elif open_:
+                self._parked.append(each)
+
+    def _refuse(self, peer: _Peer, request: Request, status: int, message: str, code: str = "") -> None:
+        for own in request.sequences:
+            self._close_sequence(peer, own.request_id)
+            rejected = Rejected(own.request_id, own.attempt, request.shared.api, status, message, code)
+            self._send(peer, Refusal(request.tokenizer, rejected))
 
     def _adapter_of(self, use: AdapterUse | None) -> AdapterUse | None:
         """Return this engine's adapter with the contents of a router's; None: it has none."""
@@ -392,6 +470,8 @@ class EngineLink(Actor):
         open_ = peer.open.pop(request_id, None)
         if open_ is not None:
             peer.num_open_bytes -= open_.num_bytes
+            if self._files is not None:
+                self._files.end(open_.files)
         return open_
 
     def _check_replica(self, replica: int) -> None:
@@ -509,6 +589,9 @@ class EngineLink(Actor):
         self._num_routers.set(len(self._peers))
         self.context.log.info("the session of router %s has ended%s", peer.run, f": {reason}" if reason else "")
         self._abort(peer, list(peer.open))
+        if self._files is not None:
+            self._files.router_left(peer.run)
+            self._unpark()
         if reason and not peer.kept:
             self._say_goodbye(peer.identity, peer.sent + 1, reason)
         peer.kept.clear()
@@ -518,6 +601,11 @@ class EngineLink(Actor):
             open_ = self._close_sequence(peer, request_id)
             assert open_ is not None
             self._to_schedulers[open_.scheduler].post(Abort(f"{peer.run}.{request_id}", open_.attempt))
+
+
+def _is_open(peer: _Peer, own: SequencePart) -> bool:
+    open_ = peer.open.get(own.request_id)
+    return open_ is not None and open_.attempt == own.attempt
 
 
 def _handed_over(config: EngineConfig) -> EngineConfig:

@@ -1,7 +1,7 @@
 """Frames between the link of a router and the link of an engine, over one ZeroMQ connection.
 
-    router  --DEALER-->  engine's ROUTER      Greeting; then Forward, Drop, Leave, Ask, Beat, Goodbye
-    engine  ------->     router               Welcome or Goodbye; then Results, Refusal, Prefixes, Report, Answer, Goodbye
+    router  --DEALER-->  engine's ROUTER      Greeting; then Forward, Piece, Drop, Leave, Ask, Beat, Goodbye
+    engine  ------->     router               Welcome or Goodbye; then Results, Refusal, Want, Prefixes, Report, Answer, Goodbye
 
 A connection is one session: it begins with a Greeting, whose `session` only grows within a router's run. Frames are numbered
 from 1 in each direction; a gap, a repetition or anything that is not a frame ends the session, and what it had open continues
@@ -21,6 +21,7 @@ from engine.messages import Abort, Adapter, Output, Rejected, Reply, Request, Ro
 PROTOCOL = 2
 MAX_REQUEST_BYTES = 16 << 20  # of a frame that an engine takes: a request fits a ring's record
 MAX_WELCOME_BYTES = 256 << 20  # of a frame that a router takes: a Welcome carries the tokenizer
+MAX_PIECE_BYTES = 256 << 10  # of a file in a frame
 MAX_NAME_CHARACTERS = 200  # of ids that a peer chooses
 
 
@@ -64,6 +65,15 @@ class Leave(msgspec.Struct, tag=True, array_like=True, gc=False):
     tokenizer: str
 
 
+class Piece(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """Bytes of a file that the engine wants. Pieces of a file come in order; without data: the file is gone."""
+
+    key: bytes  # hash of its first unit
+    part: int
+    offset: int
+    data: bytes
+
+
 class Ask(msgspec.Struct, tag=True, array_like=True, gc=False):
     """Carry out an operator's command, and answer it once."""
 
@@ -98,6 +108,12 @@ class Results(msgspec.Struct, tag=True, array_like=True, gc=False):
 
     tokenizer: str
     outputs: list[Output]
+
+
+class Want(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """Send a file of an image or a video that a request names."""
+
+    key: bytes
 
 
 class Refusal(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -152,7 +168,23 @@ class Goodbye(msgspec.Struct, tag=True, array_like=True, gc=False):
     reason: str
 
 
-Body = Greeting | Forward | Drop | Leave | Ask | Beat | Welcome | Results | Refusal | Report | Prefixes | Answer | Goodbye
+Body = (
+    Greeting
+    | Forward
+    | Piece
+    | Drop
+    | Leave
+    | Ask
+    | Beat
+    | Welcome
+    | Results
+    | Refusal
+    | Want
+    | Report
+    | Prefixes
+    | Answer
+    | Goodbye
+)
 
 
 class Frame(msgspec.Struct, array_like=True, gc=False):

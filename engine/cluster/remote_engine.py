@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 import msgspec
 
-from engine.cluster.frames import Load
+from engine.cluster.frames import Load, Piece
 from engine.cluster.membership import Address
 from engine.cluster.place import Place
 from engine.cluster.sockets import Socket
-from engine.messages import Adapter
+from engine.messages import Adapter, MediaSource
 
 
 class Session(msgspec.Struct):
@@ -21,6 +22,7 @@ class Session(msgspec.Struct):
     heard_ns: int
     seen: int = 0  # frames received
     sent: int = 0  # frames sent
+    received: int = 0  # of these, as the engine reported last
     is_welcome: bool = False
     is_held: bool = False  # the lanes to its places keep their records, because `kept` has frames
     loads: list[Load] = []
@@ -29,6 +31,8 @@ class Session(msgspec.Struct):
     is_idle: bool = False  # none of this router's sequences is open there
     last_forward: int = 0  # number of the frame
     kept: deque[bytes] = msgspec.field(default_factory=deque)  # frames that do not fit the connection
+    files: dict[bytes, MediaSource] = {}  # of requests that were sent, by key; those used last come last
+    uploads: deque[Iterator[Piece]] = msgspec.field(default_factory=deque)  # files that the engine wants
     unseen: deque[tuple[int, int, int]] = msgspec.field(default_factory=deque)  # frame, replica and sequences of Forwards
 
 

@@ -12,12 +12,14 @@ from array import array
 
 from engine.cluster.frames import MAX_NAME_CHARACTERS, WrongFrameError
 from engine.config import MAX_LOGPROBS, EngineConfig
-from engine.messages import Request, SamplingParams, TokenizedPrompt
+from engine.messages import MediaItem, Request, SamplingParams, TokenizedPrompt
 
 MAX_INT32 = (1 << 31) - 1
 MAX_SEQUENCES = 4096
 MAX_IDS = 1 << 20  # in a list of token ids
 MAX_GRAMMAR_BYTES = 16 << 20  # a grammar is longer than the text of the request
+MAX_UNITS = 1 << 14  # of media in a prompt
+MAX_UNIT_TIME = 1 << 16
 _TIME_NS = 1 << 62
 
 # ranges of numbers: least, most
@@ -59,10 +61,11 @@ def check_request(request: Request, config: EngineConfig, vocab_size: int) -> No
     _check_range("priority", shared.priority, -MAX_INT32, MAX_INT32)
     _check_range("age", shared.arrival_ns, 0, _TIME_NS)
     _check_range("time left", shared.deadline_ns, 0, _TIME_NS)
-    if shared.media or any(prompt.units for prompt in request.prompts):
-        raise WrongFrameError("a request with media; this version sends none to other machines")
+    if shared.media and (not config.media_processes or len(request.prompts) != 1):
+        raise WrongFrameError("media for a model that has none, or for several prompts")
     for prompt in request.prompts:
         _check_prompt(prompt, vocab_size)
+        _check_units(prompt, shared.media)
     if len(shared.mask_bounds) % 8 or (shared.mask_bounds and config.kv_groups[0].window):
         raise WrongFrameError("bounds of attention that are none, or that the model does not take")
     for own in request.sequences:
@@ -79,6 +82,24 @@ def _check_prompt(prompt: TokenizedPrompt, vocab_size: int) -> None:
     _check_tokens(prompt.token_ids, vocab_size)
     _check_range("max_tokens", prompt.max_tokens, -1, MAX_INT32)
     _check_range("second text", prompt.second_start, 0, len(prompt.token_ids) // 4)
+
+
+def _check_units(prompt: TokenizedPrompt, media: list[MediaItem]) -> None:
+    """Check the places of media in a prompt against their facts."""
+    if len(prompt.units) > MAX_UNITS:
+        raise WrongFrameError(f"{len(prompt.units)} units of media in a prompt")
+    end = 0
+    for unit in prompt.units:
+        _check_range("item", unit.item, 0, len(media) - 1)
+        _check_range("unit", unit.index, 0, len(media[unit.item].unit_hashes) - 1)
+        _check_range("place of a unit", unit.start, end, len(prompt.token_ids) // 4)
+        _check_range("tokens of a unit", unit.num_tokens, 1, len(prompt.token_ids) // 4 - unit.start)
+        _check_range("height", unit.height, 1, unit.num_tokens)
+        _check_range("width", unit.width, 1, unit.num_tokens // unit.height)
+        _check_range("time", unit.time, 0, MAX_UNIT_TIME)
+        if unit.num_tokens != media[unit.item].tokens_per_unit:
+            raise WrongFrameError(f"a unit of {unit.num_tokens} tokens, its item has {media[unit.item].tokens_per_unit}")
+        end = unit.start + unit.num_tokens
 
 
 def _check_sampling(sampling: SamplingParams, config: EngineConfig, vocab_size: int) -> None:

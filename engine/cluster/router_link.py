@@ -33,6 +33,7 @@ from engine.cluster.frames import (
     Refusal,
     Report,
     Results,
+    Want,
     Welcome,
     WrongFrameError,
     decode_frame,
@@ -43,6 +44,7 @@ from engine.cluster.key import read_key_file
 from engine.cluster.membership import Address, membership_of
 from engine.cluster.place import Place
 from engine.cluster.remote_engine import RemoteEngine, Session
+from engine.cluster.router_files import RouterFiles
 from engine.cluster.router_orders import RouterOrders
 from engine.cluster.sockets import LinkPoller, Socket, dealer
 from engine.cluster.versions import Versions
@@ -60,6 +62,7 @@ RETRY_INTERVAL_NS = 300_000_000  # between attempts to reach an engine
 CONNECT_TIMEOUT_NS = 5_000_000_000  # for a connection and its Welcome
 MAX_UNREAD_RECORDS = 1024  # for a tokenizer's ring; then nothing is read from engines
 MAX_FRAMES_PER_TURN = 256
+MAX_UNREAD_PIECES = 32  # and other frames that an engine has not read: requests do not wait behind whole files
 _LINGER_MS = 200  # for a last frame
 
 
@@ -82,6 +85,7 @@ class RouterLink(Actor):
         self._to_tokenizers = {name: BackloggedOutbox(outbox.send_bytes) for name, outbox in outboxes.items()}
         self._versions = Versions(context.run.weights(place.name) for place in self._places)
         self._contents = ""  # of the weights that new requests get
+        self._files = RouterFiles(context) if context.config.media_processes else None
         self._orders = RouterOrders(context, self._ask, self._note_trouble)
         self._sessions = context.epoch << 32  # number of the last session
         self._next_beat_ns = 0
@@ -145,6 +149,8 @@ class RouterLink(Actor):
             if engine is None or session is None:
                 self._places[index].strand("no engine")
                 return message
+            if self._files is not None:
+                self._files.note(session, message.shared.media)
             self._send(engine, session, Forward(replica, to_wire(message, time.monotonic_ns())))
             session.unseen.append((session.sent, replica, len(message.sequences)))
             session.last_forward, session.is_idle = session.sent, False
@@ -370,6 +376,8 @@ class RouterLink(Actor):
                 self._to_tokenizers[tokenizer].post(rejected)
             case Report():
                 self._take_report(engine, session, body)
+            case Want(key) if self._files is not None:
+                session.uploads.append(self._files.pieces(session, key))
             case Answer(reply):
                 engine.is_away = False
                 self._orders.take(engine, reply)
@@ -454,7 +462,7 @@ class RouterLink(Actor):
     def _take_report(self, engine: RemoteEngine, session: Session, report: Report) -> None:
         if len(report.loads) != len(engine.places):
             raise WrongFrameError(f"it reports {len(report.loads)} replicas, not {len(engine.places)}")
-        session.loads = report.loads
+        session.loads, session.received = report.loads, report.received
         session.is_idle = not report.num_open and report.received >= session.last_forward
         while session.unseen and session.unseen[0][0] <= report.taken:
             session.unseen.popleft()
@@ -486,7 +494,7 @@ class RouterLink(Actor):
 
     def _flush(self, engine: RemoteEngine, session: Session) -> None:
         """Send as much as fits; while frames are left, the lanes of the engine's places keep theirs."""
-        while session.kept:
+        while session.kept or self._next_piece(session):
             try:
                 session.socket.send(session.kept[0], zmq.NOBLOCK)
             except zmq.Again:
@@ -496,6 +504,18 @@ class RouterLink(Actor):
             session.is_held = bool(session.kept)
             for place in engine.places:
                 self._hold(place, is_held=session.is_held)
+
+    def _next_piece(self, session: Session) -> bool:
+        """Put the next piece of a file behind the last frame; return whether there was one. Files take turns."""
+        while session.uploads and session.sent - session.received < MAX_UNREAD_PIECES:
+            upload = session.uploads.popleft()
+            piece = next(upload, None)
+            if piece is not None:
+                session.uploads.append(upload)
+                session.sent += 1
+                session.kept.append(encode_frame(session.sent, piece))
+                return True
+        return False
 
     def _hold(self, place: Place, *, is_held: bool) -> None:
         for tokenizer in self._tokenizers:

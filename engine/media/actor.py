@@ -45,7 +45,7 @@ from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.fair_queue import FairQueue
 from engine.process.outbox import BackloggedOutbox, earliest
-from engine.process.topology import actors_of
+from engine.process.topology import LINK, actors_of
 from shm.death_notes import DeathNotes
 from shm.extent_slab import ExtentSlab
 from shm.slab import SlabHandle
@@ -67,7 +67,7 @@ class MediaActor(Actor):
         super().__init__(context)
         self._notes = DeathNotes.attach(context.run.run_id, context.name)
         self._slab = context.own_slab()
-        self._files: dict[str, ExtentSlab] = {}  # media slabs by api
+        self._files: dict[str, ExtentSlab] = {}  # media slabs by api, and the link's
         self._outboxes: dict[str, BackloggedOutbox] = {}
         # of the peers' lives that this process works for
         self._epochs = {name: context.peer_epoch(name) for name in context.peers()}
@@ -102,8 +102,9 @@ class MediaActor(Actor):
             self._check_wanted,
         )
         self._num_used_bytes.set(self._slab.num_used_bytes)
-        for api in actors_of("api", self.context.peers()):
-            self._files[api] = self.context.media_slab(api)
+        has_link = config.has_link and not config.is_router
+        for holder in (*actors_of("api", self.context.peers()), *((LINK,) if has_link else ())):
+            self._files[holder] = self.context.media_slab(holder)
         limit_memory(4 * _COPIES * config.max_image_pixels + _WORKING_BYTES)
 
     # ------------------------------------------------------------------------------------------------------ messages

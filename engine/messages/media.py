@@ -19,7 +19,7 @@ from shm.slab import SlabHandle
 class MediaSource(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """An item as its client sent it. The bytes stay in the slab until the answer ends, so that pixels can be made again."""
 
-    api: str  # the api process with the media slab
+    api: str  # the api process, or link, with the media slab
     parts: tuple[SlabHandle, ...]  # one part; for a video sent as images, one per frame
     kind: str  # "image" | "video"
     is_features: bool = False  # npy or safetensors of encoded rows instead of an image

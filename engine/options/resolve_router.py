@@ -39,8 +39,6 @@ _OF_THE_ENGINE: dict[str, Any] = {  # what only processes with a model need
     "comm_bytes": 0,
     "lora_modules": (),
     "adapter_bytes": 0,
-    "media_processes": 0,
-    "encoder_cache_size": 0,
     "weight_cache_dir": "",
     "device_arena_library": "",
     "memory_nodes": (),

@@ -78,7 +78,7 @@ PREFIX_BYTES = 4 << 20  # of all replicas' fingerprints
 _OVERHEAD_BYTES = 4 << 20  # headers and the counters file
 _ARENA_ROLES = (CACHE, "worker")
 ENCODER, ADAPTERS, STATES = "encoder", "adapters", "states"
-_SLABS_OF_ROLE = {MEDIA: ("api",), "worker": (MEDIA,)}  # roles of the slabs that they read
+_SLABS_OF_ROLE = {MEDIA: ("api", LINK), "worker": (MEDIA,)}  # roles of the slabs that they read
 
 
 class MediaMemory(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ class MediaMemory(msgspec.Struct, frozen=True):
 
 def slab_bytes_of(config: EngineConfig) -> dict[str, int]:
     """Return the bytes of a producer's slab, by role."""
-    return {"api": config.media_memory, MEDIA: int(config.mm_processor_cache_gb * (1 << 30))}
+    return {"api": config.media_memory, LINK: config.media_memory, MEDIA: int(config.mm_processor_cache_gb * (1 << 30))}
 
 
 def encoder_bytes_of(config: EngineConfig) -> int:
@@ -180,7 +180,9 @@ class RunSegments:
         if media is not None:
             self._slabs = {
                 name: _create_slab(run_id, slab_id, media.slab_bytes[role_of(name)])
-                for slab_id, name in enumerate((*actors_of("api", names), *actors_of(MEDIA, names)))
+                for slab_id, name in enumerate(
+                    name for role in ("api", *(() if places else (LINK,)), MEDIA) for name in actors_of(role, names)
+                )
             }
             self._encoders = [MemoryFile.create("tokamak-encoder-arena", media.encoder_bytes) for _ in self._readers]
 
@@ -236,7 +238,9 @@ class RunSegments:
     def media_memory_of(self, name: str) -> dict[str, MemoryFile]:
         """Return the slabs and the arenas of features, adapters and states that an actor maps: slabs by the names of their
         producers, the arenas as `encoder`, `adapters` and `states`."""
-        producers = _SLABS_OF_ROLE.get(role_of(name), ())
+        producers: tuple[str, ...] = _SLABS_OF_ROLE.get(role_of(name), ())
+        if name == LINK and LINK not in self._slabs:  # a router's, which sends files to engines
+            producers = ("api",)
         found = {producer: slab for producer, slab in self._slabs.items() if role_of(producer) in producers or producer == name}
         if self._encoders and role_of(name) == "worker":
             found[ENCODER] = self._encoders[_place_in(self._readers.values(), name)[0]]

@@ -52,10 +52,10 @@ _OF_A_REPLICA = (SCHEDULER, CACHE, "worker")  # these send to each other only wi
 # receiver's role -> roles that send to it, besides the supervisor
 _SENDERS = {
     "api": ("tokenizer", MEDIA),
-    MEDIA: ("api", SCHEDULER),
+    MEDIA: ("api", LINK, SCHEDULER),
     "tokenizer": ("api", SCHEDULER),
     SCHEDULER: ("tokenizer", LINK, "worker", CACHE, MEDIA),
-    LINK: (SCHEDULER, CACHE),
+    LINK: (SCHEDULER, MEDIA),
     CACHE: (SCHEDULER,),
     "worker": (),
 }

@@ -293,7 +293,7 @@ WRONG = {
     "empty": b"",
     "a gap": encode_frame(7, Beat()),
     "a repetition": encode_frame(1, Beat()),
-    "of an engine": encode_frame(2, Welcome(PROTOCOL, "", "", "", "", [], [])),
+    "of an engine": encode_frame(2, Welcome(PROTOCOL, "", "", "", "", [], [], [])),
     "replica": encode_frame(2, Forward(9, request())),
     "token ids": encode_frame(2, Forward(0, request(tokens=b"\xff\xff\xff\x7f"))),
     "half a token": encode_frame(2, Forward(0, request(tokens=b"123"))),
