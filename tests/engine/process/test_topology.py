@@ -211,7 +211,7 @@ def test_places_of_a_router_have_lanes_to_its_link() -> None:
 def test_link_of_an_engine_is_one_more_tokenizer() -> None:
     names = (*NAMES, "link")
     assert places_of(names) == ()
-    assert senders_of("link", names) == ("supervisor", "scheduler", "cache")
+    assert senders_of("link", names) == ("supervisor", "scheduler")
     assert "link" in senders_of("scheduler", names)
     assert "link" not in senders_of("tokenizer0", names)
     assert ring_of("tokenizer0", "scheduler", names) == ("scheduler", "tokenizer0")
