@@ -36,7 +36,6 @@ from engine.cluster.frames import (
     Goodbye,
     Greeting,
     Leave,
-    Load,
     NotReadyError,
     Piece,
     Prefixes,
@@ -52,6 +51,8 @@ from engine.cluster.frames import (
 )
 from engine.cluster.key import read_key_file
 from engine.cluster.namespace import facts_text, namespace_of, namespace_without_kernels
+from engine.cluster.peer import OpenSequence, ParkedRequest, Peer
+from engine.cluster.replica_gauges import ReplicaGauges
 from engine.cluster.request_check import check_request
 from engine.cluster.sockets import KeyGate, LinkPoller, Socket, listen
 from engine.config import EngineConfig
@@ -67,16 +68,14 @@ from engine.messages import (
     Request,
     SequencePart,
     WeightsRecord,
-    WeightsState,
     encode,
 )
-from engine.metric_labels import REPLICA_GAUGES
 from engine.process.actor import Actor
 from engine.process.adapters import AdapterRegistry
 from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox, Outbox, earliest
 from engine.process.run_directory import is_run_id
-from engine.process.topology import SCHEDULER, readers_of, role_of
+from engine.process.topology import SCHEDULER, role_of
 
 LOOK_INTERVAL_NS = 1_000_000_000  # between looks for routers that are silent
 PREFIX_INTERVAL_NS = 50_000_000
@@ -100,42 +99,6 @@ class _Model(msgspec.Struct):
     config: _Vocabulary
 
 
-class _Open(msgspec.Struct):
-    """Sequence of a router that is open here."""
-
-    scheduler: int
-    tokenizer: str  # of the router
-    attempt: int
-    num_bytes: int  # of its request
-    files: tuple[bytes, ...] = ()  # that it uses
-
-
-class _Parked(msgspec.Struct):
-    """Request of a router that waits for its files."""
-
-    run: str
-    replica: int
-    request: Request
-    keys: tuple[bytes, ...]
-
-
-class _Peer(msgspec.Struct):
-    """A router with a session."""
-
-    identity: bytes  # of its connection
-    run: str
-    session: int
-    heard_ns: int
-    seen: int = 0  # frames received
-    sent: int = 0  # frames sent
-    is_report_due: bool = False
-    taken: int = 0  # frames whose requests the schedulers have taken
-    kept: deque[bytes] = msgspec.field(default_factory=deque)  # frames that it has not read
-    num_kept_bytes: int = 0
-    open: dict[str, _Open] = {}  # by the router's request id
-    num_open_bytes: int = 0
-
-
 class EngineLink(Actor):
     """Serves routers until the engine ends."""
 
@@ -152,16 +115,16 @@ class EngineLink(Actor):
             self._poller.add(self._gate.socket)
         self._orders = EngineOrders(self._zmq, context.run, config.cluster_checkpoints)
         self._poller.add(self._orders.socket)
-        self._peers: dict[bytes, _Peer] = {}
-        self._runs: dict[str, _Peer] = {}
+        self._peers: dict[bytes, Peer] = {}
+        self._runs: dict[str, Peer] = {}
         self._outboxes: list[Outbox] = [context.outbox(name) for name in context.schedulers]
         self._to_schedulers = [BackloggedOutbox(outbox.send_bytes) for outbox in self._outboxes]
-        self._replicas = [_Gauges(context, name) for name in context.schedulers]
+        self._replicas = [ReplicaGauges(context, name) for name in context.schedulers]
         self._cached = [CachedBlocks(context, index) for index in range(len(context.schedulers))]
         self._next_look_ns = self._next_prefixes_ns = 0
         self._adapters = AdapterRegistry(context) if config.max_loras else None
         self._files = EngineFiles(context) if config.media_processes else None
-        self._parked: list[_Parked] = []
+        self._parked: list[ParkedRequest] = []
         self._ended: deque[bytes] = deque(maxlen=MAX_ROUTERS)  # connections whose session has ended
         self._vocab_size = msgspec.msgpack.decode(context.run.model_path.read_bytes(), type=_Model).config.vocab_size
         self._versions: list[int] = []  # of the weights of each replica, as the routers know them
@@ -265,7 +228,7 @@ class EngineLink(Actor):
         rejected.request_id = request_id
         self._send(peer, Refusal(open_.tokenizer, rejected))
 
-    def _found(self, name: str, attempt: int) -> tuple[_Peer | None, str, _Open | None]:
+    def _found(self, name: str, attempt: int) -> tuple[Peer | None, str, OpenSequence | None]:
         """Return the router of a sequence, its id there, and what is known of it; None: it is not open."""
         run, _, request_id = name.partition(".")
         peer = self._runs.get(run)
@@ -321,7 +284,7 @@ class EngineLink(Actor):
         if len(self._peers) >= MAX_ROUTERS:
             raise WrongFrameError(f"{MAX_ROUTERS} routers are connected, which is the limit")
         welcome = self._welcome(body)
-        peer = _Peer(identity, body.run, body.session, time.monotonic_ns(), seen=1)
+        peer = Peer(identity, body.run, body.session, time.monotonic_ns(), seen=1)
         self._peers[identity] = self._runs[body.run] = peer
         self._num_routers.set(len(self._peers))
         self.context.log.info("router %s has connected", body.run)
@@ -349,7 +312,7 @@ class EngineLink(Actor):
             context.run.model_path.read_bytes() if greeting.wants_model else b"",
         )
 
-    def _take_body(self, peer: _Peer, body: Body) -> None:
+    def _take_body(self, peer: Peer, body: Body) -> None:
         match body:
             case Forward():
                 self._forward(peer, body)
@@ -379,7 +342,7 @@ class EngineLink(Actor):
             case _:
                 raise WrongFrameError(f"a {type(body).__name__} does not come from a router")
 
-    def _forward(self, peer: _Peer, body: Forward) -> None:
+    def _forward(self, peer: Peer, body: Forward) -> None:
         self._check_replica(body.replica)
         check_request(body.request, self.context.config, self._vocab_size)
         request = from_wire(body.request, time.monotonic_ns())
@@ -401,12 +364,12 @@ class EngineLink(Actor):
         for own in request.sequences:
             self._close_sequence(peer, own.request_id)
             size = num_bytes // len(request.sequences)
-            peer.open[own.request_id] = _Open(body.replica, request.tokenizer, own.attempt, size, keys)
+            peer.open[own.request_id] = OpenSequence(body.replica, request.tokenizer, own.attempt, size, keys)
             peer.num_open_bytes += size
         for key in files:
             self._send(peer, Want(key))
         if keys:
-            self._parked.append(_Parked(peer.run, body.replica, request, keys))
+            self._parked.append(ParkedRequest(peer.run, body.replica, request, keys))
             self._unpark()
         else:
             self._pass_on(peer.run, body.replica, request)
@@ -443,7 +406,7 @@ class EngineLink(Actor):
             elif open_:
                 self._parked.append(each)
 
-    def _refuse(self, peer: _Peer, request: Request, status: int, message: str, code: str = "") -> None:
+    def _refuse(self, peer: Peer, request: Request, status: int, message: str, code: str = "") -> None:
         for own in request.sequences:
             self._close_sequence(peer, own.request_id)
             rejected = Rejected(own.request_id, own.attempt, request.shared.api, status, message, code)
@@ -454,7 +417,7 @@ class EngineLink(Actor):
         served = self._adapters.served() if self._adapters and use is not None else []
         return next((each.use for each in served if use is not None and each.contents == use.contents), None)
 
-    def _why_not(self, peer: _Peer, request: Request, num_bytes: int, max_bytes: int) -> tuple[int, str]:
+    def _why_not(self, peer: Peer, request: Request, num_bytes: int, max_bytes: int) -> tuple[int, str]:
         """Return status and cause if a request, of `num_bytes` in a ring, cannot be taken; an empty cause: it can."""
         sampling, limit = request.shared.sampling, self.context.config.max_logprobs
         if max(sampling.num_logprobs, sampling.num_prompt_logprobs) > limit:
@@ -465,7 +428,7 @@ class EngineLink(Actor):
             return 429, f"its engine has {len(peer.open)} open sequences of this router, which is the limit; try again later"
         return 0, ""
 
-    def _close_sequence(self, peer: _Peer, request_id: str) -> _Open | None:
+    def _close_sequence(self, peer: Peer, request_id: str) -> OpenSequence | None:
         """Forget a sequence; return what was known of it."""
         open_ = peer.open.pop(request_id, None)
         if open_ is not None:
@@ -549,14 +512,14 @@ class EngineLink(Actor):
                 for peer in list(self._peers.values()):
                     self._send(peer, Prefixes(index, False, *change))
 
-    def _send(self, peer: _Peer, body: Body) -> None:
+    def _send(self, peer: Peer, body: Body) -> None:
         peer.sent += 1
         frame = encode_frame(peer.sent, body)
         peer.kept.append(frame)
         peer.num_kept_bytes += len(frame)
         self._flush(peer)
 
-    def _flush(self, peer: _Peer) -> None:
+    def _flush(self, peer: Peer) -> None:
         """Send what a router has not got yet, as far as it reads."""
         while peer.kept:
             try:
@@ -579,7 +542,7 @@ class EngineLink(Actor):
         except zmq.ZMQError:
             self._dropped.add(1)
 
-    def _end(self, peer: _Peer, reason: str) -> None:
+    def _end(self, peer: Peer, reason: str) -> None:
         """End a session and abort its sequences; `reason` is sent, if it can be."""
         if self._peers.pop(peer.identity, None) is None:
             return
@@ -596,14 +559,14 @@ class EngineLink(Actor):
             self._say_goodbye(peer.identity, peer.sent + 1, reason)
         peer.kept.clear()
 
-    def _abort(self, peer: _Peer, request_ids: list[str]) -> None:
+    def _abort(self, peer: Peer, request_ids: list[str]) -> None:
         for request_id in request_ids:
             open_ = self._close_sequence(peer, request_id)
             assert open_ is not None
             self._to_schedulers[open_.scheduler].post(Abort(f"{peer.run}.{request_id}", open_.attempt))
 
 
-def _is_open(peer: _Peer, own: SequencePart) -> bool:
+def _is_open(peer: Peer, own: SequencePart) -> bool:
     open_ = peer.open.get(own.request_id)
     return open_ is not None and open_.attempt == own.attempt
 
@@ -612,20 +575,3 @@ def _handed_over(config: EngineConfig) -> EngineConfig:
     """Return the configuration without what concerns only this engine's own clients and its key."""
     nothing: dict[str, Any] = {"api_key": (), "api_key_priority": (), "admin_key": "", "cluster_key_file": ""}
     return msgspec.structs.replace(without_secrets(config), **nothing)
-
-
-class _Gauges:
-    """Gauges of a replica."""
-
-    def __init__(self, context: ActorContext, scheduler: str) -> None:
-        self._context = context
-        self._scheduler = scheduler
-        self._actors = (scheduler, *readers_of(scheduler, (context.name, *context.peers())))
-        self.version = context.counters.counter("engine_weight_version", scheduler)
-        self._cells = {name: context.counters.counter(name, scheduler) for name in REPLICA_GAUGES}
-
-    def load(self) -> Load:
-        values = {name: int(cell.value) for name, cell in self._cells.items()}
-        is_serving = values["engine_state"] in (WeightsState.NORMAL, WeightsState.PAUSED)
-        is_ready = is_serving and all(map(self._context.is_peer_ready, self._actors))
-        return Load(is_ready, self._context.peer_epoch(self._scheduler), **values)

@@ -4,7 +4,8 @@ Everything is counted in prompt tokens. The cost of a replica is the tokens that
 without its cached part), OPEN_SEQUENCE_TOKENS for each open sequence, and the blocks that it lacks. The lowest cost wins, so a
 cached prefix is a discount, not a priority: if its replica is behind by more than the prefix is worth, another one computes it
 too. Ties go to the longest cached prefix, then by rendezvous hashing of the prompt's first block, so that equal beginnings go
-to the same replica before anything is cached, with any number of replicas.
+to the same replica before anything is cached, with any number of replicas. A router adds its run to what is hashed, so that
+several routers do not pick the same idle engine.
 """
 
 from __future__ import annotations

@@ -72,7 +72,8 @@ class AdapterCommands:
         if config.max_loras:
             self._version = counters.counter("adapters_version", SUPERVISOR)
             self._num_adapters = counters.counter("num_adapters", SUPERVISOR)
-            self._show()
+            if self._record.adapters:
+                self._show()
             self._cells: list[list[Cell]] = [
                 [
                     counters.counter(gauge, actor, adapter_slot=str(slot))

@@ -177,7 +177,8 @@ class Replicas:
                 for index, load in enumerate(loads)
             ]
         self._turn += 1
-        return route(self._config.data_parallel_routing, loads, num_tokens, self._config.block_size, first_key, self._turn)
+        key = first_key + self._config.run_id.encode() if self._config.is_router else first_key
+        return route(self._config.data_parallel_routing, loads, num_tokens, self._config.block_size, key, self._turn)
 
     def _crosses(self, replica: int, own: SequencePart) -> bool:
         """Return whether a started sequence continues with other weights, as far as known."""

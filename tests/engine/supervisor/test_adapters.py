@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import LoraModule
-from engine.messages import Adapter, Command, LoadAdapter, Reply, UnloadAdapter
+from engine.messages import Adapter, AdaptersRecord, Command, LoadAdapter, Reply, UnloadAdapter
 from engine.process.run_directory import Run, new_run_id
 from engine.process.segments import rows_of
 from engine.supervisor.adapters import QUIET_NS, AdapterCommands
@@ -28,6 +28,7 @@ class Desk:
     def __init__(self, directory: Path, *modules: LoraModule, max_loras: int = 2) -> None:
         run_id = new_run_id()
         self.run = Run(run_id, directory)
+        self.run.write_adapters(AdaptersRecord())
         self.counters = Counters.create(run_id, NAMES, partial(rows_of, max_loras=max_loras))
         sizes = {"max_model_len": 64, "num_kv_blocks": 8, "max_loras": max_loras, "max_lora_rank": 8}
         config = engine_config(model="m", run_id=run_id, run_dir=str(directory), lora_modules=modules, **sizes)
