@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 def files(version: str) -> Iterator[str]:
     """Yield the repository's files that go along, and the native modules for that Python."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
-    golden = tuple(f"tests/golden/{model}/" for model in ("drawn", *TEXT_MODELS, *PICTURE_MODELS))
+    golden = tuple(f"tests/golden/{model}/" for model in (*TEXT_MODELS, *PICTURE_MODELS))
     for file in filter(None, listed.split("\0")):
         if not file.startswith(_LEFT_OUT) or file.startswith((*golden, *_KEPT)):
             yield file
