@@ -9,7 +9,7 @@ from tests.devices.engines import OPTIONS
 from tests.e2e.engine_process import EngineProcess
 from tests.ops.cuda.card import emulated_library
 
-_BUDGET = ("--max-num-batched-tokens", "48")  # the first step of each worker has as many rows, which are emulated
+_BUDGET = ("--max-num-batched-tokens", "24")  # the first step of each worker has as many rows, which are emulated
 
 
 def engine_on_card(model: Path, *options: str) -> EngineProcess:

@@ -1,6 +1,6 @@
 """Engines with `--device gpu` on an emulated card: no Paddle in any process, the bytes of each request alone across chunks,
 caching, preemption, drafts, kills, sleep and reload, op by op and captured, with adapters, on one rank and on two, with shared
-experts too.
+experts too. Engines with layers that draft are in `tests/tools/test_device_card.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from tests.devices.engines import (
     CAPTURED_PAIRS,
     CUT,
     DRAFTS,
-    LAYERS,
-    LAYERS_MODEL,
     OF_PAIRS,
     SHORT,
     Expected,
@@ -113,18 +111,3 @@ def test_replicas_that_share_experts_have_the_same_answers() -> None:
         assert said(asyncio.run(beside_a_kill(engine, SHORT, len(SHORT), "worker1", restarted=("worker1",)))) == alone
         assert engine.metric("captured_step_rows_count") > 0
         assert engine.actors()["worker0"]["epoch"] == 1
-
-
-def test_layers_that_draft_do_not_change_answers() -> None:
-    """Their draft tokens and hidden states stay on the card, in captured steps."""
-    bodies = SHORT[:2]
-    with engine_on_card(LAYERS_MODEL, "--plan", "eager") as engine:
-        expected = said(answers(engine, bodies, concurrency=1))
-    captured = ("--plan", "captured", "--cudagraph-capture-sizes", "6,3")
-    with engine_on_card(LAYERS_MODEL, *captured, "--num-kv-blocks", "60", *LAYERS) as engine:
-        assert "paddle" not in maps_of(engine, "worker0")
-        assert said(answers_together(engine, bodies)) == expected
-        assert engine.metric("spec_decode_num_draft_tokens_total") > 0
-        assert engine.metric("captured_step_rows_count") > 0
-        assert engine.metric("uncaptured_step_sizes") == 0
-        assert said(asyncio.run(beside_a_kill(engine, bodies, len(bodies), "worker0", restarted=("worker0",)))) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,7 +12,8 @@ from tests.e2e import protocols
 from tests.e2e.engine_process import GOLDEN, EngineProcess
 from tests.e2e.kinds import Call, Json, ask_all
 from tests.e2e.precisions import PRECISIONS
-from tests.e2e.workload import Answer, Body, answers, answers_together, mixed_bodies
+from tests.e2e.test_chaos import Deltas, kill_in_turn
+from tests.e2e.workload import Answer, Body, answers, answers_together, mixed_bodies, stream_all
 
 MODEL = GOLDEN / "qwen3"
 BODIES: list[Body] = mixed_bodies(15, seed=20)
@@ -51,8 +53,16 @@ def alone(precision: str) -> tuple[list[Answer], list[Json]]:
     return alone_in(precision)
 
 
-def assert_same_bytes(alone: tuple[list[Answer], list[Json]], *options: str) -> None:
-    """Compare all together, and again with a warm prefix cache."""
+async def beside_kills(engine: EngineProcess, expected: list[Answer], victims: Sequence[str]) -> None:
+    deltas = Deltas(seed=77)
+    killer = asyncio.create_task(kill_in_turn(engine, deltas, [(victim,) for victim in victims]))
+    while not killer.done():
+        assert await stream_all(engine.url, BODIES, 32, deltas.note) == expected
+    await killer
+
+
+def assert_same_bytes(alone: tuple[list[Answer], list[Json]], *options: str, victims: Sequence[str] = ()) -> None:
+    """Compare all together, again with a warm prefix cache, and while `victims` are killed in turn."""
     with EngineProcess(MODEL, "--max-model-len", "400", *protocols.OPTIONS, *options) as engine:
         assert (answers_together(engine, BODIES), conversations(engine, CALLS)) == alone
         assert (answers(engine, BODIES[::-1], concurrency=7)[::-1], conversations(engine, CALLS)) == alone
@@ -61,14 +71,19 @@ def assert_same_bytes(alone: tuple[list[Answer], list[Json]], *options: str) -> 
             assert engine.metric("num_preemptions_total") > 0
         else:
             assert engine.metric("prefix_cache_hits_total") > 0
+        asyncio.run(beside_kills(engine, alone[0], victims))
+        assert engine.metric("actor_restarts_total") == len(victims)
 
 
 def test_same_bytes_in_every_precision(alone: tuple[list[Answer], list[Json]], precision: str) -> None:
-    """In chunks, preempted, with two threads and drafts; or op by op in two replicas."""
+    """In chunks, preempted, with two threads and drafts; or op by op in two replicas. A precision changes only what holds keys,
+    values and weights, so beside these others die in one precision (`test_chaos.py`)."""
     chunked = ("--max-num-batched-tokens", "16", "--max-num-seqs", "16")
     crowded = ("--num-kv-blocks", "60", "--block-size", "8", "--threads", "2", *DRAFTS)
-    options = (*chunked, "--plan", "eager", "--data-parallel-size", "2") if precision in REPLICATED else (*chunked, *crowded)
-    assert_same_bytes(alone, *PRECISIONS[precision], *options)
+    is_replicated = precision in REPLICATED
+    options = (*chunked, "--plan", "eager", "--data-parallel-size", "2") if is_replicated else (*chunked, *crowded)
+    victims = ("scheduler1" if is_replicated else "scheduler", "worker0")
+    assert_same_bytes(alone, *PRECISIONS[precision], *options, victims=victims)
 
 
 @pytest.mark.parametrize(

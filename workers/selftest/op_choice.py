@@ -64,7 +64,7 @@ def check_rows(device: Device, config: ModelConfig, precision: Precision, kv_dty
 
     fingerprint: str = getattr(device, "fingerprint", "")
     key = repr((fingerprint, small_model(config), config.vocab_size, precision, kv_dtype)).encode()
-    passed = user_cache() / "cuda" / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.checked"
+    passed = user_cache() / "checked-rows" / hashlib.blake2b(key, digest_size=16).hexdigest()
     if fingerprint and passed.exists():
         return
     try:

@@ -19,7 +19,6 @@ from engine.checkpoint.files import user_cache
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import OptionError
 from ops.cuda.array import CudaArray, array_on, empty_on
-from ops.cuda.compiler import EMULATED
 from ops.cuda.library import BuildError, RowError
 from ops.cuda.operands import operands
 from ops.cuda.table import describe, make_table
@@ -67,9 +66,7 @@ class CudaDevice:
         self._stream = driver.made("cuStreamCreate", _OWN_STREAM)
         self._memory, self._pinned = StreamMemory(driver, self._stream), HostMemory(library, card)
         self._rows = card_library(driver, directory, dtype)
-        info = driver.info()
-        # what the numbers of its kernels depend on; empty for an emulated card
-        self.fingerprint = "" if info.capability == EMULATED else f"{info} {self._rows.name}"
+        self.fingerprint = f"{driver.info()} {self._rows.name}"  # what the numbers of its kernels depend on
         self._lasting = lasting
         self._sent: dict[int, int] = {}  # by address of a staging: the event after its last copy
         self._landings: dict[
