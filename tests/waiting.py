@@ -21,4 +21,4 @@ def wait_until(predicate: Callable[[], T], timeout_s: float = WATCHDOG_S, what: 
         waited_s = time.monotonic() - begun
         if waited_s > timeout_s:
             raise TimeoutError(f"not within {timeout_s} s: {what or predicate}")
-        time.sleep(min(max(waited_s / 10, 0.001), 0.2))
+        time.sleep(min(max(waited_s / 5, 0.002), 0.2))

@@ -1,5 +1,6 @@
 """The op tables that this machine can run: the reference, CUDA's rows on an emulated card, and the native one with each of its
-instruction sets and with one and two threads.
+instruction sets: the best with one and with two threads, since work is divided the same way with all of them; the others with
+one or two in turn.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from ops.table import OpTable
 from tests.ops.caches import DTYPES
 from tests.ops.cuda.card import emulated_card
 
-TABLES = ["reference", "cuda", *(f"{variant}-{threads}" for variant in _cpu.variants() for threads in (1, 2))]
-# and with each type of keys and values that they take, the narrow ones with two threads: for tests with the fixture `k`, as
-# indirect parameter, and `kv_dtype`. On the emulated card they take long: `cuda/test_table.py` chooses some
-CACHES = [(name, dtype) for name in TABLES if name != "cuda" for dtype in (DTYPES if name.endswith("-2") else ["float32"])]
+*_OTHERS, _BEST = _cpu.variants()
+_OF_BEST = [f"{_BEST}-1", f"{_BEST}-2"]
+TABLES = ["reference", "cuda", *(f"{variant}-{1 + number % 2}" for number, variant in enumerate(_OTHERS)), *_OF_BEST]
+# and with each type of keys and values that they take, with two threads: for tests with the fixture `k`, as indirect parameter,
+# and `kv_dtype`. On the emulated card they take long: `cuda/test_table.py` chooses some
+CACHES = [("reference", "float32"), (_OF_BEST[0], "float32")]
+CACHES += [(f"{variant}-2", dtype) for variant in _cpu.variants() for dtype in DTYPES]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from engine.config import SpeculativeConfig
+from tests.paths import RECURRENT_MODELS
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.serving import ARCHITECTURES, GOLDEN, ServedSequence, Serving, golden_cases, golden_sequences, make_runner
 from workers.engine.runner import ModelRunner
@@ -145,6 +146,18 @@ def test_golden_models_agree_with_transformers(architecture: str, backend: str) 
     check_golden(plain(architecture, backend), architecture)
 
 
+@pytest.mark.parametrize("name", RECURRENT_MODELS)
+def test_recurrent_models_agree_with_transformers(name: str) -> None:
+    """Side by side, and in chunks of two sizes, the same bits."""
+    ways = []
+    for way in (side_by_side, alone(16), alone(5)):
+        way(make_runner(GOLDEN / name), sequences := golden_sequences(name))
+        ways.append(sequences)
+    check_golden(ways[0], name)
+    first, *others = ([sequence.answer() for sequence in sequences] for sequences in ways)
+    assert others == [first] * 2
+
+
 def check_golden(sequences: list[ServedSequence], architecture: str) -> None:
     for sequence, case in zip(sequences, golden_cases(architecture), strict=True):
         assert sequence.outputs == case["greedy_token_ids"]
@@ -174,17 +187,17 @@ def is_like_another(architecture: str) -> bool:
     return "moe" in architecture or architecture in ("mixtral", "phi3")
 
 
-# The ways are the runner's, the reference ops the same for all architectures and slow: these take one in every way that differs
-# much, and one with latents, whose attention is another, in one. So are experts those of all that have some: one takes every
-# way, with the plan that engines have.
+# The ways are the runner's: with the plan that engines have, each architecture takes all, with the others those that mix most.
+# The reference ops are the same for all architectures and slow: these take one all together, and one with latents, whose
+# attention is another, cut and repeated. So are experts those of all that have some: one takes every way.
+MIXED = ("chunks of 5", "together", "preemption")
 CASES = [
     (architecture, backend, way)
     for architecture in ARCHITECTURES
     for backend in BACKENDS
     for way in WAYS
-    if backend != "reference"
-    or (architecture == "qwen3" and way not in ("whole", "chunks of 5"))
-    or (architecture, way) == ("deepseek_v3", "preemption")
+    if backend != "reference" or (architecture, way) in (("qwen3", "together"), ("deepseek_v3", "preemption"))
+    if backend in ("native", "reference") or way in MIXED
     if not is_like_another(architecture) or (backend == "native" and (architecture == "ernie4_5_moe" or way == "together"))
 ]
 
