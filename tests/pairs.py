@@ -47,12 +47,14 @@ def pairwise(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def _values(item: pytest.Item) -> tuple[Hashable, ...]:
-    """Return a case's value of each list. A row of a table of several parameters is one value; so is a fixture's."""
+    """Return a case's value of each list. A row of a table of several parameters is one value; so is a fixture's. Where such a
+    row has a fixture's parameter, each of its parameters is one (`tests/ops/tables.py`)."""
     if not hasattr(item, "callspec"):
         return ()
     left = {name: id(value) for name, value in item.callspec.params.items()}  # they come from lists, so ids tell them apart
     lists = []
     for mark in item.iter_markers("parametrize"):
         names = mark.args[0].replace(",", " ").split() if isinstance(mark.args[0], str) else mark.args[0]
-        lists.append(tuple(left.pop(name) for name in names))
+        values = tuple(left.pop(name) for name in names)
+        lists += values if mark.kwargs.get("indirect") else [values]
     return (*lists, *left.values())

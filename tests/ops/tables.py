@@ -22,7 +22,7 @@ TABLES = ["reference", "cuda", *(f"{variant}-{1 + number % 2}" for number, varia
 # and with each type of keys and values that they take, with two threads: for tests with the fixture `k`, as indirect parameter,
 # and `kv_dtype`. On the emulated card they take long: `cuda/test_table.py` chooses some
 CACHES = [("reference", "float32"), (_OF_BEST[0], "float32")]
-CACHES += [(f"{variant}-2", dtype) for variant in _cpu.variants() for dtype in DTYPES]
+CACHES += [(name, dtype) for name in [f"{variant}-2" for variant in _cpu.variants()] for dtype in DTYPES]
 
 
 @contextmanager
