@@ -61,7 +61,8 @@ def test_unit_has_the_same_bits_in_any_batch(name: str, device: Device) -> None:
     for others in ([units[1]], units[::-1], [units[2], units[0]]):
         for unit, features in encoded(tower, device, others).items():
             np.testing.assert_array_equal(features, packed[unit])
-    for per_pass, slice_rows in ((1, SLICE_ROWS), (1, 1), (3, 16), (40, 20)):
+    ways = ((1, SLICE_ROWS), (1, 1), (3, 16), (40, 20))  # one of them with Paddle's ops: the passes are the same
+    for per_pass, slice_rows in ways if isinstance(device, HostDevice) else ways[2:3]:
         every = list(range(1, tower.config.num_passes * per_pass))
         for cuts in (every[per_pass // 2 :: 3], every):
             for unit, features in encoded(tower, device, units, cuts, "tape", per_pass, slice_rows).items():

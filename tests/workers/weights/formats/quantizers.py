@@ -71,10 +71,16 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
-def write_quantized_demo(path: Path, format: Format) -> dict[str, np.ndarray]:
-    """Write the embedded model in `format` as a checkpoint at `path`; return the value of each tensor."""
+def write_quantized_demo(path: Path, format: Format, num_layers: int | None = None) -> dict[str, np.ndarray]:
+    """Write the embedded model in `format` as a checkpoint at `path`, or its first `num_layers` layers; return the value of
+    each tensor."""
     shutil.copytree(DEMO, path, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
-    return write_quantized(path, json.loads((DEMO / "config.json").read_text()), demo_tensors(), format)
+    config, tensors = json.loads((DEMO / "config.json").read_text()), demo_tensors()
+    if num_layers is not None:
+        left_out = tuple(f"model.layers.{number}." for number in range(num_layers, config["num_hidden_layers"]))
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(left_out)}
+        config |= {"num_hidden_layers": num_layers, "layer_types": config["layer_types"][:num_layers]}
+    return write_quantized(path, config, tensors, format)
 
 
 def write_quantized(
