@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import jsonschema
 import openai
@@ -16,6 +15,9 @@ import pytest
 
 from tests.e2e.engine_process import DEMO, EngineProcess
 from tests.e2e.schemas import schemas
+
+if TYPE_CHECKING:
+    import anthropic  # else by who uses it: every process that collects tests would take two seconds longer
 
 QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
 GREEDY = {"temperature": 0}
@@ -37,6 +39,8 @@ def client(engine: EngineProcess) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def claude(engine: EngineProcess) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(base_url=engine.url, api_key="secret", max_retries=0) as made:
         yield made
 
@@ -457,6 +461,7 @@ def test_tools_that_cannot_be(client: openai.OpenAI, fields: dict[str, Any], par
 
 def test_messages(claude: anthropic.Anthropic) -> None:
     """Whole, streamed, and a second turn with a cached prefix although the client's billing header differs."""
+    import anthropic
 
     def system(nonce: str) -> list[anthropic.types.TextBlockParam]:
         header = f"x-anthropic-billing-header: cc_version=2.1; cch={nonce};"

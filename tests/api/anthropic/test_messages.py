@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import orjson
 import pytest
@@ -16,6 +15,9 @@ from tests.api.api_server import ApiServer
 from tests.api.tokenizer_peer import said_text
 from tests.requests import Submitted
 from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    import anthropic  # else by who uses it: every process that collects tests would take two seconds longer
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 TOOL: dict[str, Any] = {"name": "weather", "description": "d", "input_schema": {"type": "object", "properties": {"city": {}}}}
@@ -40,6 +42,8 @@ BLOCKS = [
 
 @pytest.fixture(scope="module")
 def claude(thinker: ApiServer) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0) as made:
         yield made
 
@@ -381,6 +385,8 @@ def test_context_edit_is_taken(thinker: ApiServer, kind: str) -> None:
 
 
 def test_errors(claude: anthropic.Anthropic, thinker: ApiServer) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError, match="nobody"):
         claude.messages.create(model="nobody", max_tokens=2, messages=MESSAGES)
     with pytest.raises(anthropic.NotFoundError, match="not found"):
@@ -400,6 +406,8 @@ def test_count_tokens(claude: anthropic.Anthropic) -> None:
 
 
 def test_models(claude: anthropic.Anthropic) -> None:
+    import anthropic
+
     page = claude.models.list(limit=1)
     assert [(model.id, model.type, model.max_tokens) for model in page.data] == [("tiny", "model", 256)]
     assert [model.id for model in page] == ["tiny", "alias"]
