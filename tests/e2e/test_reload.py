@@ -27,7 +27,7 @@ from tests.waiting import WATCHDOG_S, wait_until
 MODEL_A = GOLDEN / "qwen2"
 SHORT: list[Body] = mixed_bodies(12, seed=31, max_tokens=16, max_prompt=60)
 # They run from the command until its answer; as each is long, few are enough.
-LONG: list[Body] = mixed_bodies(3, seed=32, max_tokens=3800, max_prompt=60)
+LONG: list[Body] = mixed_bodies(3, seed=32, max_tokens=1500, max_prompt=60)
 
 
 @pytest.fixture(scope="module")
