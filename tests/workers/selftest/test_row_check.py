@@ -26,7 +26,7 @@ from workers.weights.precision import Precision
 
 @pytest.fixture(autouse=True)
 def nothing_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests' runners have checked is in another cache."""
+    """Use a cache of its own, where no other test has left that its ops are right."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
