@@ -52,8 +52,8 @@ def read_key_file(path: str | Path) -> CurveKeys:
     except (OSError, UnicodeDecodeError) as error:
         cause = error.strerror if isinstance(error, OSError) else "it is not text"
         raise OptionError(f"cannot read the cluster key file {path}: {cause}; make one with `tokamak key`") from error
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        mode = stat.S_IMODE(status.st_mode)
+    mode = stat.S_IMODE(status.st_mode)
+    if is_exposed(mode, status.st_uid, os.geteuid()):
         raise OptionError(f"other users can use the cluster key file {path} (mode {mode:o}); make it mode 600")
     key = b""
     with contextlib.suppress(ValueError):
@@ -61,6 +61,13 @@ def read_key_file(path: str | Path) -> CurveKeys:
     if len(key) != _KEY_BYTES:
         raise OptionError(f"{path} is not a cluster key file; make one with `tokamak key`")
     return _derived(key)
+
+
+def is_exposed(mode: int, owner: int, user: int) -> bool:
+    """Return whether other users can use a file with these permissions. Root may give its file to the group of the process,
+    as Kubernetes does with a mounted secret."""
+    is_given = owner == 0 != user
+    return bool(mode & (0o037 if is_given else 0o077))
 
 
 def _derived(key: bytes) -> CurveKeys:

@@ -27,7 +27,7 @@ from tests.e2e.kinds import Json, ask_all, every_kind
 from tests.e2e.relay import DOWN, UP, Relay
 from tests.e2e.router_process import Cluster
 from tests.e2e.test_router import BODIES, MODEL, OPTIONS, Deltas, Peer, check, disturbed, request
-from tests.e2e.workload import Answer, answers
+from tests.e2e.workload import Answer, answers, stream_all
 from tests.waiting import WATCHDOG_S, wait_until
 
 BOTH = ((-1, "tokenizer0"), (0, "scheduler")), ((0, "worker0"), (1, "link"))
@@ -179,11 +179,13 @@ def test_every_kind_survives_deaths(cluster: RelayedCluster) -> None:
 
 
 def forget_cached_tokens(value: Any) -> None:
+    """Remove the numbers of cached tokens from an answer, and of those that were not (Anthropic's `input_tokens`)."""
     if isinstance(value, dict):
         for key in [key for key in value if "cache" in str(key)]:
             del value[key]
-        for each in value.values():
-            forget_cached_tokens(each)
+            value.pop("input_tokens", None)
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        forget_cached_tokens(each)
 
 
 def test_streams_survive_a_list_that_changes(cluster: RelayedCluster, undisturbed: list[Answer]) -> None:
@@ -202,6 +204,25 @@ def test_streams_survive_a_list_that_changes(cluster: RelayedCluster, undisturbe
         cluster.router.write([first, second])
 
     check(disturbed(cluster, change), undisturbed)
+    cluster.settle()
+
+
+def test_paused_engine_gets_nothing_new(cluster: RelayedCluster, undisturbed: list[Answer]) -> None:
+    """As before its machine is stopped: its streams end there, and new ones go to the other engine."""
+    before = cluster.router.metric("resubmissions_total")
+    url = cluster.engines[0].url
+
+    async def pause(deltas: Deltas) -> None:
+        await deltas.flow()
+        async with httpx.AsyncClient(headers=OPERATOR, timeout=WATCHDOG_S) as client:
+            paused = asyncio.create_task(client.post(f"{url}/admin/pause", json={"mode": "wait"}))
+            await asyncio.to_thread(cluster.wait_for, 1)
+            check(await stream_all(cluster.router.url, BODIES[:2], 2), undisturbed[:2])
+            (await paused).raise_for_status()
+
+    check(disturbed(cluster, pause), undisturbed)
+    httpx.post(f"{url}/admin/resume", headers=OPERATOR, timeout=WATCHDOG_S).raise_for_status()
+    assert cluster.router.metric("resubmissions_total") == before
     cluster.settle()
 
 

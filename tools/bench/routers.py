@@ -41,7 +41,7 @@ from engine.process.run_directory import open_run
 from tokamak.launched import COMMAND
 from tools.bench.connection import Client
 from tools.bench.processes import ServerProcess, free_port, processor_s, pss_bytes
-from tools.bench.replicas import BLOCK_SIZE, CONFIG, HELD_SHARE, OUTPUT_LEN, OWN_LEN, PREFIX_LEN, make_requests
+from tools.bench.replicas import BLOCK_SIZE, CONFIG, HELD_SHARE, OUTPUT_LEN, OWN_LEN, PREFIX_LEN, VOCABULARY, make_requests
 from tools.bench.router_choice import show_choice
 from tools.bench.serve import Load
 from tools.bench.streams import Stream
@@ -179,7 +179,7 @@ async def compare_policies(cluster: Cluster, num_prefixes: int, options: argpars
         for policy in (*POLICIES[number % 3 :], *POLICIES[: number % 3]):
             rounds[policy].append(await cluster.round([cluster.routers[policy]], requests, options.concurrency))
     medians = {policy: Round(*map(statistics.median, zip(*each, strict=True))) for policy, each in rounds.items()}
-    print(f"\n{num_prefixes} prefixes{'cached':>22}{'tokens/s':>10}{'busiest / mean':>16}")
+    print(f"\n{f'prefixes: {num_prefixes}':<24}{'cached':>10}{'tokens/s':>10}{'busiest / mean':>16}")
     for policy, found in medians.items():
         print(f"{policy:<24}{found.hit_rate:>10.1%}{found.tokens_per_s:>10.0f}{found.busiest:>16.2f}")
     ours = medians["prefix"]
@@ -242,7 +242,7 @@ async def _alone_s(engine: Process) -> float:
 
 async def _longest_pause(router: Process, victim: Process, number: int) -> float:
     """Return the longest pause of a stream, from the signal until all streams have continued."""
-    streams = [Stream(router.client, STREAM_LEN) for _ in range(NUM_STREAMS)]
+    streams = [Stream(router.client, STREAM_LEN, vocabulary=VOCABULARY) for _ in range(NUM_STREAMS)]
     rng = random.Random(7)
     tasks = [asyncio.create_task(stream.run(rng)) for stream in streams]
     try:

@@ -18,10 +18,11 @@ _PROMPT_WORDS = 16
 
 class Stream:
     """Stream. `times`: `perf_counter` seconds; `num_failed`: failed requests, which are followed by others. `replica`: the
-    requested one; None: any."""
+    requested one; None: any. `vocabulary`: prompts are token ids below it, not words; for a model without a tokenizer."""
 
-    def __init__(self, client: Client, output_len: int, replica: int | None = None) -> None:
+    def __init__(self, client: Client, output_len: int, replica: int | None = None, vocabulary: int = 0) -> None:
         self._client = client
+        self._vocabulary = vocabulary
         self._output_len = output_len
         self.replica = replica
         self._head = "" if replica is None else f"x-data-parallel-rank: {replica}\r\n"
@@ -30,7 +31,8 @@ class Stream:
 
     async def run(self, rng: random.Random) -> None:
         while True:
-            prompt = " ".join(rng.choices(WORDS, k=_PROMPT_WORDS))
+            words = " ".join(rng.choices(WORDS, k=_PROMPT_WORDS))
+            prompt = rng.choices(range(1, self._vocabulary), k=_PROMPT_WORDS) if self._vocabulary else words
             body = {"prompt": prompt, "max_tokens": self._output_len, "ignore_eos": True, "stream": True}
             timeline = Timeline()
 

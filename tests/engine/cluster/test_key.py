@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.cluster.key import make_key_file, read_key_file
+from engine.cluster.key import is_exposed, make_key_file, read_key_file
 from engine.errors import OptionError
 
 
@@ -53,6 +53,23 @@ def test_wrong_files_are_refused(tmp_path: Path, content: bytes | None, mode: in
         path.chmod(mode)
     with pytest.raises(OptionError, match=cause):
         read_key_file(path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "user", "expected"),
+    [
+        (0o600, 1000, 1000, False),
+        (0o400, 1000, 1000, False),
+        (0o440, 1000, 1000, True),
+        (0o440, 0, 10001, False),  # a secret of Kubernetes
+        (0o640, 0, 10001, False),
+        (0o660, 0, 10001, True),
+        (0o444, 0, 10001, True),
+        (0o440, 0, 0, True),
+    ],
+)
+def test_only_the_group_of_a_file_of_root_may_read_it(mode: int, owner: int, user: int, expected: bool) -> None:
+    assert is_exposed(mode, owner, user) == expected
 
 
 def test_fifo_does_not_block(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tools.deploy.rehearsal import Instruction, stages
 
 DEPLOY = REPOSITORY / "tools" / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
+CLUSTER = DEPLOY / "kubernetes-cluster"
 
 
 def image() -> list[Instruction]:
@@ -44,3 +45,21 @@ def container() -> Any:
     """Return the only container of the pod."""
     (found,) = manifest("Deployment")["spec"]["template"]["spec"]["containers"]
     return found
+
+
+def cluster_object(kind: str, name: str = "") -> Any:
+    """Return the Kubernetes object of that kind and name, of the manifests for routers and engines."""
+    documents = [each for path in sorted(CLUSTER.glob("*.yaml")) for each in yaml.safe_load_all(path.read_text())]
+    (found,) = (each for each in documents if each["kind"] == kind and name in ("", each.get("metadata", {}).get("name")))
+    return found
+
+
+def cluster_pod(kind: str) -> tuple[Any, Any]:
+    """Return the pod of engines (StatefulSet) or routers (Deployment), and its only container."""
+    pod = cluster_object(kind)["spec"]["template"]["spec"]
+    (only,) = pod["containers"]
+    return pod, only
+
+
+def variables_of(container: Any) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in container["env"]}

@@ -14,9 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine.cluster.key import make_key_file
 from tests.e2e.engine_process import EngineProcess
 from tests.paths import REPOSITORY
-from tests.tools.deploy.files import container, image, service
+from tests.tools.deploy.files import cluster_pod, container, image, service, variables_of
 from tests.waiting import WATCHDOG_S, wait_until
 from tools.bench.processes import free_port
 from tools.deploy.containment import contained
@@ -25,7 +26,7 @@ from tools.deploy.rehearsal import environment
 pytestmark = pytest.mark.slow
 
 USER = 10001
-OWN = ("cache", "dev", "opt/tokamak", "proc", "run", "sys", "tmp", "var/cache")  # the rest is as this machine has it
+OWN = ("cache", "cluster", "dev", "opt/tokamak", "proc", "run", "sys", "tmp", "var/cache")  # the rest is as this machine has it
 SHARED_MEMORY_BYTES = 64 << 20
 ASKED = {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "temperature": 0}
 
@@ -40,11 +41,20 @@ def namespaces() -> None:
 class ContainedEngine(EngineProcess):
     """Engine started by a command without any path of this machine."""
 
-    def __init__(self, root: Path, command: Sequence[str], variables: Mapping[str, str], memory: Sequence[str]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        memory: Sequence[str],
+        binds: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__("")
         self.directory = root
         self.variables = {**variables, "TOKAMAK_HOST": "127.0.0.1", "TOKAMAK_PORT": str(free_port())}
-        self.command = contained(root, command, user=USER, environment=self.variables, binds=self._lay_out(root), memory=memory)
+        self.command = contained(
+            root, command, user=USER, environment=self.variables, binds=self._lay_out(root) | dict(binds or {}), memory=memory
+        )
 
     def _lay_out(self, root: Path) -> dict[str, str]:
         binds = {}
@@ -119,6 +129,35 @@ def test_image_serves_reports_health_and_drains(tmp_path: Path) -> None:
         assert lines[-1] == "data: [DONE]"
         assert json.loads(lines[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert engine.run_inside(health).returncode == 1
+
+
+def test_pods_of_a_cluster_serve_together(tmp_path: Path) -> None:
+    """An engine and a router as their pods, on this machine: the name of the headless service is localhost. The key may be read
+    by the pod's group."""
+    (engine_root := tmp_path / "engine").mkdir()
+    (router_root := tmp_path / "router").mkdir()
+    (keys := tmp_path / "keys").mkdir()
+    make_key_file(keys / "cluster.key")
+    pods = [cluster_pod(kind)[1] for kind in ("StatefulSet", "Deployment")]
+    port = str(free_port())
+    engine_variables, router_variables = (environment(image()) | variables_of(pod) for pod in pods)
+    engine_variables["TOKAMAK_CLUSTER_LISTEN"] = f"127.0.0.1:{port}"
+    router_variables["TOKAMAK_ENGINES"] = f"dns:localhost:{port}"
+    binds = {str(Path(engine_variables["TOKAMAK_CLUSTER_KEY_FILE"]).parent): str(keys)}
+    memory = ["/tmp", "/cache"]
+    (leave,) = (pod["lifecycle"]["preStop"]["exec"]["command"] for pod in pods[1:])
+    engine = ContainedEngine(engine_root, ["tokamak", "serve"], engine_variables, memory, binds)
+    router = ContainedEngine(router_root, pods[1]["command"], router_variables, memory, binds)
+    with engine, router:
+        router.assert_is_held()
+        ask(router)
+        shown = router.run_inside(["tokamak", "ctl", "engines"])
+        assert "ready" in shown.stdout, shown.stderr
+        left = router.run_inside([*leave[:-1], leave[-1].removeprefix("sleep 5; ")])
+        assert (left.returncode, left.stderr) == (0, "")
+        paused = engine.run_inside(pods[0]["lifecycle"]["preStop"]["exec"]["command"])
+        assert (paused.returncode, paused.stderr) == (0, "")
+        wait_until(lambda: httpx.get(f"{router.url}/health", timeout=WATCHDOG_S).status_code == 503, what="no engine is ready")
 
 
 def test_a_service_runs_as_its_unit_says(tmp_path: Path) -> None:

@@ -13,18 +13,25 @@ import yaml
 from starlette.routing import Route
 
 from api.routes import routes
+from engine.cluster.key import is_exposed
+from engine.cluster.membership import DNS, parse_address
 from engine.errors import EXIT_BAD_OPTIONS
 from engine.metrics import BY_ROLE
 from engine.options.read import ENVIRONMENT_PREFIX
+from engine.options.router import ROUTER_OPTIONS
 from engine.options.table import OPTIONS
 from tests.tools.deploy.files import (
+    CLUSTER,
     DEPLOY,
     KUBERNETES,
+    cluster_object,
+    cluster_pod,
     container,
     document,
     image,
     manifest,
     service,
+    variables_of,
 )
 from tools.deploy.rehearsal import environment, stages
 
@@ -120,6 +127,58 @@ def test_pods_are_scaled_by_waiting_requests() -> None:
     assert WAITING.partition(":")[2] in {each.name for each in BY_ROLE["scheduler"]}
 
 
+PODS = {"StatefulSet": OPTIONS, "Deployment": ROUTER_OPTIONS}  # of engines and of routers
+
+
+@pytest.mark.parametrize("kind", PODS)
+def test_cluster_pods_match_the_image(kind: str) -> None:
+    pod, own = cluster_pod(kind)
+    users = [text for name, text in image() if name == "USER"]
+    context = pod["securityContext"]
+    assert users == [f"{context['runAsUser']}:{context['runAsGroup']}"]
+    assert context["fsGroup"] == context["runAsGroup"], "the group of the mounted key"
+    assert own["securityContext"] == CONTAINER["securityContext"]
+    assert own["ports"][0] == CONTAINER["ports"][0]
+    assert {name: own[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")} == {
+        name: CONTAINER[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")
+    }
+    key = Path(variables_of(own)["TOKAMAK_CLUSTER_KEY_FILE"])
+    (volume,) = (each["secret"] for each in pod["volumes"] if "secret" in each)
+    assert not is_exposed(volume["defaultMode"], owner=0, user=context["runAsUser"])
+    places = {mount["mountPath"]: mount for mount in own["volumeMounts"]}
+    assert places.keys() == {"/tmp", environment(image())["XDG_CACHE_HOME"], str(key.parent)}
+    assert places[str(key.parent)]["readOnly"]
+    assert pod["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("kind", PODS)
+def test_cluster_variables_are_options(kind: str) -> None:
+    _, own = cluster_pod(kind)
+    (name, *_) = (each["configMapRef"]["name"] for each in own["envFrom"] if "configMapRef" in each)
+    generated = {each["name"]: each["literals"] for each in cluster_object("Kustomization")["configMapGenerator"]}
+    named = [*variables_of(own), *(literal.partition("=")[0] for literal in generated[name])]
+    assert {each.removeprefix(ENVIRONMENT_PREFIX).lower() for each in named} <= PODS[kind].keys()
+    assert own.get("command", ["tokamak", "serve"]) == ["tokamak", "serve" if kind == "StatefulSet" else "router"]
+
+
+def test_routers_find_engines_by_the_headless_service() -> None:
+    engines, (_, router) = cluster_object("StatefulSet"), cluster_pod("Deployment")
+    _, engine = cluster_pod("StatefulSet")
+    headless = cluster_object("Service", engines["spec"]["serviceName"])
+    (port,) = headless["spec"]["ports"]
+    assert (headless["spec"]["clusterIP"], headless["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert headless["spec"]["selector"] == engines["spec"]["template"]["metadata"]["labels"]
+    listed = variables_of(router)["TOKAMAK_ENGINES"]
+    assert listed.startswith(DNS)
+    found = parse_address(listed.removeprefix(DNS))
+    assert (found.host, found.port) == (headless["metadata"]["name"], port["port"])
+    assert parse_address(variables_of(engine)["TOKAMAK_CLUSTER_LISTEN"]).port == found.port
+    assert {"name": port["targetPort"], "containerPort": found.port} in engine["ports"]
+    routers = cluster_object("Deployment")["spec"]
+    assert cluster_object("Service", "tokamak")["spec"]["selector"] == routers["template"]["metadata"]["labels"]
+    assert engines["spec"]["replicas"] <= ROUTER_OPTIONS["max_engines"].default
+
+
 def test_service_with_bad_options_is_not_restarted() -> None:
     unit = service()
     assert unit["ExecStart"] == ["/opt/tokamak/bin/tokamak serve"]
@@ -148,3 +207,5 @@ def test_kubectl_puts_the_manifests_together() -> None:
     done = subprocess.run(["kubectl", "kustomize", KUBERNETES], capture_output=True, text=True, timeout=60, check=True)
     kinds = [each["kind"] for each in yaml.safe_load_all(done.stdout)]
     assert sorted(kinds) == ["ConfigMap", "Deployment", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Service"]
+    done = subprocess.run(["kubectl", "kustomize", CLUSTER], capture_output=True, text=True, timeout=60, check=True)
+    assert len(list(yaml.safe_load_all(done.stdout))) == 8
