@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.engine_process import EngineProcess
-from tests.e2e.test_router import BODIES, Cluster, Deltas, check, disturbed
+from tests.e2e.router_process import Cluster
+from tests.e2e.test_router import BODIES, MODEL, OPTIONS, Deltas, check, disturbed
 from tests.e2e.workload import Answer, answers
 from tests.waiting import wait_until
 
@@ -60,7 +61,7 @@ class HostedCluster(Cluster):
 
     def __init__(self, directory: Path, hosts: list[Host]) -> None:
         self.hosts = hosts
-        super().__init__(directory)
+        super().__init__(directory, MODEL, *OPTIONS)
         self.addresses = [f"{host.address}:9100" for host in hosts]
         self.engines = [self.on(host, number) for number, host in enumerate(hosts)]
         self.router.write(self.addresses)
@@ -83,14 +84,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedCluster]
         )
     found = HostedCluster(tmp_path_factory.mktemp("cluster"), hosts)
     try:
-        found.engines[0].start()
-        found.engines[1].launch()
-        found.router.start()
-        found.wait_for(2)
+        found.start()
         yield found
     finally:
-        for process in [found.router, *found.engines]:
-            process.close()
+        found.close()
         for host in hosts:
             host.remove()
 
