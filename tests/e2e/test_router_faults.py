@@ -208,7 +208,7 @@ def test_streams_survive_a_list_that_changes(cluster: RelayedCluster, undisturbe
 
 
 def test_paused_engine_gets_nothing_new(cluster: RelayedCluster, undisturbed: list[Answer]) -> None:
-    """As before its machine is stopped: its streams end there, and new ones go to the other engine."""
+    """Pause an engine, as before its machine is stopped: its streams end there, and new ones go to the other engine."""
     before = cluster.router.metric("resubmissions_total")
     url = cluster.engines[0].url
 

@@ -37,6 +37,7 @@ OTHERS_FLAGS = {  # of programs that are not ours: docker, kubectl, pip, our scr
     "--extra-index-url",
     "--fast",
     "--for",
+    "--from-file",
     "--here",
     "--read-only",
     "--rows",

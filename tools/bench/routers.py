@@ -191,13 +191,14 @@ async def compare_policies(cluster: Cluster, num_prefixes: int, options: argpars
 
 async def compare_routers(cluster: Cluster, options: argparse.Namespace) -> None:
     pair = [cluster.routers["prefix"], cluster.router("second", "prefix")]
-    rates: dict[int, list[float]] = {1: [], 2: []}
+    rounds: dict[int, list[Round]] = {1: [], 2: []}
     for number in range(options.rounds):
         requests = make_requests(NUM_PREFIXES, NUM_PREFIXES * PROMPTS_PER_PREFIX, seed=100 + number)
         for count in (1, 2) if number % 2 else (2, 1):
-            rates[count].append((await cluster.round(pair[:count], requests, options.concurrency)).tokens_per_s)
-    one, two = (statistics.median(rates[count]) for count in (1, 2))
-    print(f"\ntwo routers: {two:.0f} tokens/s, one: {one:.0f}, ratio {two / one:.2f}")
+            rounds[count].append(await cluster.round(pair[:count], requests, options.concurrency))
+    one, two = (Round(*map(statistics.median, zip(*rounds[count], strict=True))) for count in (1, 2))
+    print(f"\ntwo routers: {two.tokens_per_s:.0f} tokens/s, {two.hit_rate:.1%} cached; one: {one.tokens_per_s:.0f}", end="")
+    print(f", {one.hit_rate:.1%} cached; ratio {two.tokens_per_s / one.tokens_per_s:.2f}")
 
 
 async def show_idle(cluster: Cluster, options: argparse.Namespace) -> None:
