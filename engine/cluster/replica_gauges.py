@@ -21,6 +21,6 @@ class ReplicaGauges:
 
     def load(self) -> Load:
         values = {name: int(cell.value) for name, cell in self._cells.items()}
-        is_serving = values["engine_state"] in (WeightsState.NORMAL, WeightsState.PAUSED)
+        is_serving = values["engine_state"] == WeightsState.NORMAL  # a paused one would hold new requests
         is_ready = is_serving and all(map(self._context.is_peer_ready, self._actors))
         return Load(is_ready, self._context.peer_epoch(self._scheduler), **values)
