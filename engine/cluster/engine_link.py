@@ -217,7 +217,8 @@ class EngineLink(Actor):
             if output.finish_reason:
                 self._close_sequence(peer, request_id)
         for (run, tokenizer), own in found.items():
-            self._send(self._runs[run], Results(tokenizer, own))
+            if run in self._runs:  # its session may just have ended
+                self._send(self._runs[run], Results(tokenizer, own))
 
     def _take_rejected(self, rejected: Rejected) -> None:
         peer, request_id, open_ = self._found(rejected.request_id, rejected.attempt)
