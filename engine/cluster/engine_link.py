@@ -55,6 +55,7 @@ from engine.cluster.peer import OpenSequence, ParkedRequest, Peer
 from engine.cluster.replica_gauges import ReplicaGauges
 from engine.cluster.request_check import check_request
 from engine.cluster.sockets import KeyGate, LinkPoller, Socket, listen
+from engine.cluster.vocabulary import vocab_size_of
 from engine.config import EngineConfig
 from engine.keys import without_secrets
 from engine.messages import (
@@ -89,16 +90,6 @@ MAX_OPEN = 1 << 16  # sequences of a router, and the bytes of their requests; th
 MAX_OPEN_BYTES = 512 << 20
 
 
-class _Vocabulary(msgspec.Struct):
-    vocab_size: int
-
-
-class _Model(msgspec.Struct):
-    """The part of `model.msgpack` that the link needs."""
-
-    config: _Vocabulary
-
-
 class EngineLink(Actor):
     """Serves routers until the engine ends."""
 
@@ -126,7 +117,7 @@ class EngineLink(Actor):
         self._files = EngineFiles(context) if config.media_processes else None
         self._parked: list[ParkedRequest] = []
         self._ended: deque[bytes] = deque(maxlen=MAX_ROUTERS)  # connections whose session has ended
-        self._vocab_size = msgspec.msgpack.decode(context.run.model_path.read_bytes(), type=_Model).config.vocab_size
+        self._vocab_size = vocab_size_of(context.run)
         self._versions: list[int] = []  # of the weights of each replica, as the routers know them
         self._known_versions: set[int] = set()  # all that they know
         self._is_report_due = False

@@ -29,6 +29,10 @@ class WrongFrameError(Exception):
     """A peer sent something that is no frame, or not the next one."""
 
 
+class FarewellError(WrongFrameError):
+    """A peer said goodbye."""
+
+
 class NotReadyError(WrongFrameError):
     """A session cannot begin yet."""
 

@@ -51,7 +51,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 def check_request(request: Request, config: EngineConfig, vocab_size: int) -> None:
     """Raise WrongFrameError if a request has something that no router sends. `vocab_size`: token ids are below it."""
     shared = request.shared
-    names = [request.tokenizer, shared.key, shared.api, shared.source, shared.options.cache_salt]
+    names = [request.tokenizer, shared.key, shared.api, shared.source]
     names += [shared.options.adapter.contents] if shared.options.adapter is not None else []
     names += [name for own in request.sequences for name in (own.request_id, own.group_id)]
     if max(map(len, names)) > MAX_NAME_CHARACTERS:

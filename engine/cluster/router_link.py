@@ -18,6 +18,7 @@ from collections.abc import Iterable
 
 import zmq
 
+from engine.cluster.answer_check import check_outputs, check_refusal, check_reply, check_report, check_welcome
 from engine.cluster.frames import (
     PROTOCOL,
     Answer,
@@ -25,6 +26,7 @@ from engine.cluster.frames import (
     Beat,
     Body,
     Drop,
+    FarewellError,
     Forward,
     Goodbye,
     Greeting,
@@ -44,12 +46,26 @@ from engine.cluster.key import read_key_file
 from engine.cluster.membership import Address, membership_of
 from engine.cluster.place import Place
 from engine.cluster.remote_engine import RemoteEngine, Session
-from engine.cluster.router_files import RouterFiles
+from engine.cluster.router_files import MAX_KNOWN, RouterFiles
 from engine.cluster.router_orders import RouterOrders
 from engine.cluster.sockets import LinkPoller, Socket, dealer
 from engine.cluster.versions import Versions
+from engine.cluster.vocabulary import vocab_size_of
 from engine.errors import OptionError
-from engine.messages import Abort, Command, EngineRecord, Message, Output, Outputs, ReloadWeights, Reply, Request, decode
+from engine.messages import (
+    Abort,
+    Command,
+    EngineRecord,
+    Message,
+    Output,
+    Outputs,
+    Rejected,
+    ReloadWeights,
+    Reply,
+    Request,
+    decode,
+    encode,
+)
 from engine.metric_labels import ENGINE_STATES, EngineState
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
@@ -59,6 +75,7 @@ from engine.process.topology import actors_of, ends_of, lane_of, role_of
 BEAT_INTERVAL_NS = 100_000_000
 LATE_NS = 2 * BEAT_INTERVAL_NS  # of silence, after which each heartbeat counts as missed
 RETRY_INTERVAL_NS = 300_000_000  # between attempts to reach an engine
+WRONG_INTERVAL_NS = 5_000_000_000  # until an engine that sent what is no frame is tried again
 CONNECT_TIMEOUT_NS = 5_000_000_000  # for a connection and its Welcome
 MAX_UNREAD_RECORDS = 1024  # for a tokenizer's ring; then nothing is read from engines
 MAX_FRAMES_PER_TURN = 256
@@ -83,6 +100,8 @@ class RouterLink(Actor):
         self._tokenizers = actors_of("tokenizer", context.peers())
         outboxes = {name: context.outbox(name) for name in self._tokenizers}
         self._to_tokenizers = {name: BackloggedOutbox(outbox.send_bytes) for name, outbox in outboxes.items()}
+        self._max_record_bytes = min(outbox.max_record_bytes for outbox in outboxes.values())
+        self._vocab_size = vocab_size_of(context.run)
         self._versions = Versions(context.run.weights(place.name) for place in self._places)
         self._contents = ""  # of the weights that new requests get
         self._files = RouterFiles(context) if context.config.media_processes else None
@@ -243,6 +262,8 @@ class RouterLink(Actor):
             num_done = self._receive(engine, session)
         except WrongFrameError as error:
             self._end(engine, str(error))
+            if not isinstance(error, FarewellError):
+                engine.next_attempt_ns = now_ns + WRONG_INTERVAL_NS
         if engine.session is session and self._has_failed(session):
             self._end(engine, "the connection is closed" if session.is_welcome else "it cannot be reached", "connection")
         if engine.session is not session:
@@ -368,17 +389,24 @@ class RouterLink(Actor):
         return all(len(outbox) < MAX_UNREAD_RECORDS for outbox in self._to_tokenizers.values())
 
     def _take(self, engine: RemoteEngine, session: Session, body: Body) -> None:
+        if not session.is_welcome and not isinstance(body, (Welcome, Goodbye)):
+            raise WrongFrameError(f"a {type(body).__name__} before its welcome")
         match body:
             case Results(tokenizer, outputs) if tokenizer in self._to_tokenizers:
+                check_outputs(outputs, self._vocab_size)
                 _translate(outputs, session.versions)
-                self._to_tokenizers[tokenizer].post(Outputs(outputs))
+                self._pass_on(tokenizer, Outputs(outputs))
             case Refusal(tokenizer, rejected) if tokenizer in self._to_tokenizers:
-                self._to_tokenizers[tokenizer].post(rejected)
+                check_refusal(rejected)
+                self._pass_on(tokenizer, rejected)
             case Report():
                 self._take_report(engine, session, body)
             case Want(key) if self._files is not None:
+                if len(session.uploads) >= MAX_KNOWN:
+                    raise WrongFrameError(f"it wants more than {MAX_KNOWN} files at once")
                 session.uploads.append(self._files.pieces(session, key))
             case Answer(reply):
+                check_reply(reply)
                 engine.is_away = False
                 self._orders.take(engine, reply)
             case Prefixes():
@@ -386,16 +414,21 @@ class RouterLink(Actor):
             case Welcome():
                 self._welcomed(engine, session, body)
             case Goodbye(reason):
-                raise WrongFrameError(reason)
+                raise FarewellError(reason)
             case _:
                 raise WrongFrameError(f"a {type(body).__name__} that no engine sends")
+
+    def _pass_on(self, tokenizer: str, message: Outputs | Rejected) -> None:
+        record = encode(message)
+        if len(record) > self._max_record_bytes:
+            raise WrongFrameError(f"{len(record)} bytes of results, the limit is {self._max_record_bytes}")
+        self._to_tokenizers[tokenizer].post_records([record])
 
     def _welcomed(self, engine: RemoteEngine, session: Session, welcome: Welcome) -> None:
         if welcome.protocol != PROTOCOL or session.is_welcome:
             raise WrongFrameError(f"it speaks protocol {welcome.protocol}, expected {PROTOCOL}")
         self._check_namespace(welcome)
-        if not welcome.records or any(record.version not in record.contents for record in welcome.records):
-            raise WrongFrameError("it does not say which weights it has")
+        check_welcome(welcome)
         num_replicas = len(welcome.records)
         if len(engine.places) != num_replicas:
             self._give_back(engine)
@@ -462,6 +495,7 @@ class RouterLink(Actor):
     def _take_report(self, engine: RemoteEngine, session: Session, report: Report) -> None:
         if len(report.loads) != len(engine.places):
             raise WrongFrameError(f"it reports {len(report.loads)} replicas, not {len(engine.places)}")
+        check_report(report, session.sent)
         session.loads, session.received = report.loads, report.received
         session.is_idle = not report.num_open and report.received >= session.last_forward
         while session.unseen and session.unseen[0][0] <= report.taken:

@@ -40,9 +40,23 @@ class RouterOrders:
         self._open: list[RollingOrder] = []
         self._adapters = AdapterRegistry(context) if context.config.max_loras else None
         self._num_loads = 0  # by engines that came late
-        if self._path.exists():
+        self._resume()
+
+    def _resume(self) -> None:
+        """Take an order back that an earlier life of the link began. A record that cannot be read stops nothing."""
+        try:
             kept = msgspec.json.decode(self._path.read_bytes(), type=KeptOrder)
-            self._open.append(RollingOrder.interrupted(kept))
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError) as error:
+            self._trouble(f"cannot read {self._path} ({error}), so its order is not taken back; give the order again")
+            self._path.unlink(missing_ok=True)
+            return
+        self._open.append(RollingOrder.interrupted(kept))
+
+    def _trouble(self, text: str) -> None:
+        self._context.log.warning("%s", text)
+        self._context.counters.errors.record(self._context.name, text)
 
     def met(self, engine: RemoteEngine, adapters: list[Adapter], now_ns: int) -> None:
         """Note which adapters an engine has whose session begins: it loads those that it lacks before it gets requests."""
@@ -135,8 +149,11 @@ class RouterOrders:
     def _keep(self, order: RollingOrder) -> None:
         if must_be_equal(order.command.order):
             unfinished = self._path.with_suffix(".new")
-            unfinished.write_bytes(msgspec.json.encode(order.kept))
-            unfinished.replace(self._path)
+            try:
+                unfinished.write_bytes(msgspec.json.encode(order.kept))
+                unfinished.replace(self._path)
+            except OSError as error:
+                self._trouble(f"cannot write {self._path}: {error.strerror}; if the link dies now, the order is not taken back")
 
 
 def _knows(engine: RemoteEngine, order_id: str) -> bool:

@@ -12,10 +12,12 @@ import random
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from engine.cluster.frames import (
     PROTOCOL,
@@ -25,14 +27,17 @@ from engine.cluster.frames import (
     Forward,
     Goodbye,
     Greeting,
+    Load,
+    Prefixes,
     Refusal,
+    Report,
     Results,
     Welcome,
     decode_frame,
     encode_frame,
 )
 from engine.cluster.key import CurveKeys, make_key_file, read_key_file
-from engine.cluster.sockets import dealer
+from engine.cluster.sockets import dealer, listen
 from engine.messages import Abort, Request, SamplingParams, SequencePart, SharedPart, TextOptions, TokenizedPrompt
 from tests.e2e import protocols
 from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess, leftovers
@@ -373,6 +378,42 @@ def test_peer_without_the_key_gets_no_connection(cluster: Cluster, tmp_path: Pat
                 peer.greet()
                 peer.farewell()
     assert cluster.num_ready() == 2
+
+
+def test_false_engines_cost_only_their_sessions(cluster: Cluster) -> None:
+    """Engines of the list that say what no engine says, before or instead of a welcome."""
+    keys, context = read_key_file(cluster.key), zmq.Context[Any]()
+    load = Load(True, 1, 0, 0, 0, 0, 4, 9, 9, 0, 0, 0)
+    with Peer(cluster, keys) as peer:
+        peer.greet()
+        welcome = peer.hear()
+    huge = Report(1, 0, 0, [replace(load, num_requests_running=1 << 63)])
+    wrong: list[list[Body]] = [[Report(1, 0, 0, [])], [welcome, huge], [welcome, Prefixes(0, False, b"123")]]
+    addresses = [free_address() for _ in wrong]
+    before = {name: row["epoch"] for name, row in cluster.router.actors().items()}
+    sockets = [listen(context, address, keys) for address in addresses]
+    try:
+        cluster.router.write([*cluster.addresses, *addresses])
+        for socket, bodies in zip(sockets, wrong, strict=True):
+            socket.setsockopt(zmq.RCVTIMEO, int(WATCHDOG_S * 1000))
+            identity, _ = socket.recv_multipart()
+            for number, body in enumerate(bodies, 1):
+                socket.send_multipart([identity, encode_frame(number, body)])
+        wait_until(lambda: cluster.states().count("gone") == len(wrong), what="they are left")
+        check(answers(cluster.router, BODIES[:2]), answers(cluster.engines[0], BODIES[:2]))
+    finally:
+        cluster.router.write(cluster.addresses)
+        for socket in sockets:
+            socket.close(0)
+        context.term()
+    after = {name: row["epoch"] for name, row in cluster.router.actors().items()}
+    assert [after[name] for name in ("link", "tokenizer0", "api0")] == [before[name] for name in ("link", "tokenizer0", "api0")]
+
+
+def test_long_salt_costs_no_session(cluster: Cluster) -> None:
+    body = BODIES[0] | {"stream": False, "cache_salt": "x" * 1000}
+    for process in (cluster.engines[0], cluster.router):
+        assert httpx.post(f"{process.url}/v1/completions", json=body, timeout=WATCHDOG_S).status_code == 200
 
 
 def test_sequences_of_a_peer_that_goes_are_aborted(cluster: Cluster) -> None:

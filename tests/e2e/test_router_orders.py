@@ -210,6 +210,14 @@ def test_other_orders(cluster: Cluster) -> None:
     assert order(cluster, "reload", ranks=[0]).status_code == 400
 
 
+def test_damaged_record_of_an_order_stops_no_link(cluster: Cluster) -> None:
+    path = cluster.router.run.directory / "order.json"
+    path.write_bytes(b'{"command": {"command_')
+    asyncio.run(cluster.kill(-1, "link"))
+    assert "cannot read" in cluster.router.ctl("errors")
+    assert not path.exists()
+
+
 def test_absent_engine(cluster: Cluster) -> None:
     """An order that would make engines differ waits for none that is away."""
     cluster.router.write([*cluster.addresses, "127.0.0.1:9"])
