@@ -39,7 +39,8 @@ class EngineOrders:
         """Give an order of the router `run` to the supervisor. Return an answer if it is refused at once. Raises
         WrongFrameError for what no router sends."""
         order = ask.order
-        texts = [ask.command_id, getattr(order, "name", ""), getattr(order, "mode", ""), getattr(order, "level", "")]
+        names = ("name", "mode", "level", "contents")
+        texts = [ask.command_id, *(getattr(order, name, "") for name in names)]
         texts += [order.command_id] if isinstance(order, Undo) else []
         if max(map(len, texts)) > MAX_NAME_CHARACTERS or len(getattr(order, "path", "")) > MAX_PATH_CHARACTERS:
             raise WrongFrameError("an order with a text that is too long")

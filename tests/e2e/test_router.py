@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from engine.cluster.frames import (
     PROTOCOL,
+    Ask,
     Beat,
     Body,
     Drop,
@@ -38,7 +39,16 @@ from engine.cluster.frames import (
 )
 from engine.cluster.key import CurveKeys, make_key_file, read_key_file
 from engine.cluster.sockets import dealer, listen
-from engine.messages import Abort, Request, SamplingParams, SequencePart, SharedPart, TextOptions, TokenizedPrompt
+from engine.messages import (
+    Abort,
+    ReloadWeights,
+    Request,
+    SamplingParams,
+    SequencePart,
+    SharedPart,
+    TextOptions,
+    TokenizedPrompt,
+)
 from tests.e2e import protocols
 from tests.e2e.engine_process import GOLDEN, OPERATOR, EngineProcess, leftovers
 from tests.e2e.kinds import Json, ask_all, every_kind
@@ -310,6 +320,7 @@ WRONG = {
     "resumed tokens": encode_frame(2, Forward(0, request(resume_token_ids=b"\xff" * 8))),
     "source": encode_frame(2, Forward(0, request(shared={"source": "x" * 5000}))),
     "aborted id": encode_frame(2, Drop(0, Abort("x" * 5000, 0))),
+    "contents": encode_frame(2, Ask("id", ReloadWeights(contents="f" * 5000))),
     "nested": encode_frame(2, Beat())[:2] + b"\x91" * 5000,
 }
 
