@@ -53,10 +53,11 @@ from engine.cluster.key import read_key_file
 from engine.cluster.namespace import facts_text, namespace_of, namespace_without_kernels
 from engine.cluster.peer import OpenSequence, ParkedRequest, Peer
 from engine.cluster.replica_gauges import ReplicaGauges
-from engine.cluster.request_check import check_request
+from engine.cluster.request_check import check_names, check_request
 from engine.cluster.sockets import KeyGate, LinkPoller, Socket, listen
 from engine.cluster.vocabulary import vocab_size_of
 from engine.config import EngineConfig
+from engine.errors import RequestError
 from engine.keys import without_secrets
 from engine.messages import (
     Abort,
@@ -336,7 +337,12 @@ class EngineLink(Actor):
 
     def _forward(self, peer: Peer, body: Forward) -> None:
         self._check_replica(body.replica)
-        check_request(body.request, self.context.config, self._vocab_size)
+        check_names(body.request)
+        try:
+            check_request(body.request, self.context.config, self._vocab_size)
+        except RequestError as error:
+            self._refuse(peer, body.request, 400, f"its engine cannot take the request: {error.message}")
+            return
         request = from_wire(body.request, time.monotonic_ns())
         shared, wanted = request.shared, request.shared.options.adapter
         options = msgspec.structs.replace(shared.options, adapter=self._adapter_of(wanted))

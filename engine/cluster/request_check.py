@@ -1,8 +1,8 @@
 """Checks of a router's request by the link of an engine, before schedulers and ranks see it.
 
 On one machine the api and the tokenizer check a request, and no other process can write into their rings. A peer is any program
-with the key, so every number is checked again. A wrong one ends the session of that peer and has no other effect. The scheduler
-decides whether a request fits the engine, and refuses it as usual if not. Pure.
+with the key, so every number is checked again, and a request with a wrong one is refused. (Should a router let something pass
+that is refused here, its other requests go on.) The scheduler decides whether a request fits the engine. Pure.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from array import array
 
 from engine.cluster.frames import MAX_NAME_CHARACTERS, WrongFrameError
 from engine.config import MAX_LOGPROBS, EngineConfig
+from engine.errors import RequestError
 from engine.messages import MediaItem, Request, SamplingParams, TokenizedPrompt
 
 MAX_INT32 = (1 << 31) - 1
@@ -48,30 +49,37 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-def check_request(request: Request, config: EngineConfig, vocab_size: int) -> None:
-    """Raise WrongFrameError if a request has something that no router sends. `vocab_size`: token ids are below it."""
-    shared = request.shared
-    names = [request.tokenizer, shared.key, shared.api, shared.source]
-    names += [shared.options.adapter.contents] if shared.options.adapter is not None else []
+def check_names(request: Request) -> None:
+    """Raise WrongFrameError if a request cannot even be refused: no router sends such ids."""
+    names = [request.tokenizer, request.shared.key, request.shared.api]
     names += [name for own in request.sequences for name in (own.request_id, own.group_id)]
     if max(map(len, names)) > MAX_NAME_CHARACTERS:
         raise WrongFrameError("a request with an id that is too long")
     if not 0 < len(request.sequences) <= MAX_SEQUENCES or not 0 < len(request.prompts) <= MAX_SEQUENCES:
         raise WrongFrameError(f"{len(request.sequences)} sequences of {len(request.prompts)} prompts")
+    if not all(0 <= own.attempt <= MAX_INT32 for own in request.sequences):
+        raise WrongFrameError("an attempt below 0")
+
+
+def check_request(request: Request, config: EngineConfig, vocab_size: int) -> None:
+    """Raise RequestError if a request has something that no router sends. `vocab_size`: token ids are below it."""
+    shared = request.shared
+    texts = [shared.source, shared.options.adapter.contents if shared.options.adapter is not None else ""]
+    if max(map(len, texts)) > MAX_NAME_CHARACTERS:
+        raise RequestError(f"a user or an adapter with more than {MAX_NAME_CHARACTERS} characters")
     _check_range("priority", shared.priority, -MAX_INT32, MAX_INT32)
     _check_range("age", shared.arrival_ns, 0, _TIME_NS)
     _check_range("time left", shared.deadline_ns, 0, _TIME_NS)
     if shared.media and (not config.media_processes or len(request.prompts) != 1):
-        raise WrongFrameError("media for a model that has none, or for several prompts")
+        raise RequestError("media for a model that has none, or for several prompts")
     for prompt in request.prompts:
         _check_prompt(prompt, vocab_size)
         _check_units(prompt, shared.media)
     if len(shared.mask_bounds) % 8 or (shared.mask_bounds and config.kv_groups[0].window):
-        raise WrongFrameError("bounds of attention that are none, or that the model does not take")
+        raise RequestError("bounds of attention that are none, or that the model does not take")
     for own in request.sequences:
         _check_range("prompt", own.prompt_index, 0, len(request.prompts) - 1)
         _check_range("sample", own.sample_index, 0, MAX_INT32)
-        _check_range("attempt", own.attempt, 0, MAX_INT32)
         _check_range("weight version", own.weight_version, 0, MAX_INT32)
         _check_range("scored tokens", own.num_scored_prompt_tokens, 0, MAX_INT32)
         _check_tokens(own.resume_token_ids, vocab_size)
@@ -87,7 +95,7 @@ def _check_prompt(prompt: TokenizedPrompt, vocab_size: int) -> None:
 def _check_units(prompt: TokenizedPrompt, media: list[MediaItem]) -> None:
     """Check the places of media in a prompt against their facts."""
     if len(prompt.units) > MAX_UNITS:
-        raise WrongFrameError(f"{len(prompt.units)} units of media in a prompt")
+        raise RequestError(f"{len(prompt.units)} units of media in a prompt")
     end = 0
     for unit in prompt.units:
         _check_range("item", unit.item, 0, len(media) - 1)
@@ -98,7 +106,7 @@ def _check_units(prompt: TokenizedPrompt, media: list[MediaItem]) -> None:
         _check_range("width", unit.width, 1, unit.num_tokens // unit.height)
         _check_range("time", unit.time, 0, MAX_UNIT_TIME)
         if unit.num_tokens != media[unit.item].tokens_per_unit:
-            raise WrongFrameError(f"a unit of {unit.num_tokens} tokens, its item has {media[unit.item].tokens_per_unit}")
+            raise RequestError(f"a unit of {unit.num_tokens} tokens, its item has {media[unit.item].tokens_per_unit}")
         end = unit.start + unit.num_tokens
 
 
@@ -113,7 +121,7 @@ def _check_sampling(sampling: SamplingParams, config: EngineConfig, vocab_size: 
         _check_range("logit_bias", bias, -100, 100)
     _check_tokens(sampling.prediction_token_ids, vocab_size)
     if (sampling.pooling is None) != (config.pooling is None):
-        raise WrongFrameError("a request for another task than this engine's")
+        raise RequestError("a request for another task than this engine's")
     if sampling.pooling is not None and config.pooling is not None:
         _check_range("dimensions", sampling.pooling.num_dimensions, 0, config.pooling.num_values)
     grammar = sampling.grammar
@@ -127,17 +135,17 @@ def _check_sampling(sampling: SamplingParams, config: EngineConfig, vocab_size: 
 def _check_tokens(data: bytes, vocab_size: int) -> None:
     """Check int32 token ids."""
     if len(data) % 4:
-        raise WrongFrameError(f"{len(data)} bytes of token ids")
+        raise RequestError(f"{len(data)} bytes of token ids")
     ids = array("i", data)
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        raise WrongFrameError(f"token ids outside the vocabulary of {vocab_size} tokens")
+        raise RequestError(f"token ids outside the vocabulary of {vocab_size} tokens")
 
 
 def _check_ids(ids: list[int], vocab_size: int) -> None:
     if len(ids) > MAX_IDS or not all(0 <= token_id < vocab_size for token_id in ids):
-        raise WrongFrameError(f"token ids outside the vocabulary of {vocab_size} tokens, or too many of them")
+        raise RequestError(f"token ids outside the vocabulary of {vocab_size} tokens, or too many of them")
 
 
 def _check_range(name: str, value: float, least: float, most: float) -> None:
     if not (math.isfinite(value) and least <= value <= most):
-        raise WrongFrameError(f"{name} is {value}, expected {least} to {most}")
+        raise RequestError(f"{name} is {value}, expected {least} to {most}")

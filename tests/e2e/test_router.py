@@ -310,15 +310,8 @@ WRONG = {
     "a repetition": encode_frame(1, Beat()),
     "of an engine": encode_frame(2, Welcome(PROTOCOL, "", "", "", "", [], [], [])),
     "replica": encode_frame(2, Forward(9, request())),
-    "token ids": encode_frame(2, Forward(0, request(tokens=b"\xff\xff\xff\x7f"))),
-    "half a token": encode_frame(2, Forward(0, request(tokens=b"123"))),
-    "temperature": encode_frame(2, Forward(0, request(sampling={"top_p": float("nan")}))),
-    "stop tokens": encode_frame(2, Forward(0, request(sampling={"stop_token_ids": [1 << 40]}))),
-    "seed": encode_frame(2, Forward(0, request(sampling={"seed": -1}))),
-    "prompt": encode_frame(2, Forward(0, request(prompt_index=3))),
     "attempt": encode_frame(2, Forward(0, request(attempt=-4))),
-    "resumed tokens": encode_frame(2, Forward(0, request(resume_token_ids=b"\xff" * 8))),
-    "source": encode_frame(2, Forward(0, request(shared={"source": "x" * 5000}))),
+    "key": encode_frame(2, Forward(0, request(shared={"key": "x" * 5000}))),
     "aborted id": encode_frame(2, Drop(0, Abort("x" * 5000, 0))),
     "contents": encode_frame(2, Ask("id", ReloadWeights(contents="f" * 5000))),
     "nested": encode_frame(2, Beat())[:2] + b"\x91" * 5000,
@@ -335,6 +328,28 @@ def test_wrong_frames_cost_the_session_of_their_sender(cluster: Cluster) -> None
             assert peer.farewell(), name
     assert {name: row["epoch"] for name, row in cluster.engines[0].actors().items()} == before
     assert cluster.num_ready() == 2
+
+
+REFUSED = {
+    "token ids": request(tokens=b"\xff\xff\xff\x7f"),
+    "bytes of token ids": request(tokens=b"123"),
+    "top_p": request(sampling={"top_p": float("nan")}),
+    "outside the vocabulary": request(sampling={"stop_token_ids": [1 << 40]}),
+    "seed": request(sampling={"seed": -1}),
+    "prompt": request(prompt_index=3),
+    "token ids outside": request(resume_token_ids=b"\xff" * 8),
+    "a user": request(shared={"source": "x" * 5000}),
+}
+
+
+def test_requests_with_wrong_numbers_are_refused(cluster: Cluster) -> None:
+    """Each costs itself; the session goes on."""
+    with Peer(cluster, read_key_file(cluster.key)) as peer:
+        peer.greet()
+        for text, wrong in REFUSED.items():
+            peer.say(Forward(0, wrong))
+            body = next(body for body in iter(peer.hear, None) if isinstance(body, Refusal))
+            assert (body.rejected.status, text in body.rejected.message) == (400, True), body.rejected.message
 
 
 def test_damaged_requests_cost_no_actor(cluster: Cluster) -> None:
