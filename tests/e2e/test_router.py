@@ -311,7 +311,7 @@ WRONG = {
     "of an engine": encode_frame(2, Welcome(PROTOCOL, "", "", "", "", [], [], [])),
     "replica": encode_frame(2, Forward(9, request())),
     "attempt": encode_frame(2, Forward(0, request(attempt=-4))),
-    "key": encode_frame(2, Forward(0, request(shared={"key": "x" * 5000}))),
+    "group": encode_frame(2, Forward(0, request(group_id="x" * 5000))),
     "aborted id": encode_frame(2, Drop(0, Abort("x" * 5000, 0))),
     "contents": encode_frame(2, Ask("id", ReloadWeights(contents="f" * 5000))),
     "nested": encode_frame(2, Beat())[:2] + b"\x91" * 5000,
