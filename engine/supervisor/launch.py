@@ -91,6 +91,8 @@ def route(arguments: list[str]) -> int:
             end_with(values["end_with"])
         keys = read_key_file(values["cluster_key_file"]) if values["cluster_key_file"] else None
         progress = terminal_progress(values["log_format"])
+        if not values["uds"]:
+            _check_port(values["host"], values["port"])
         found = ask_engines(membership_of(values["engines"]), keys, lambda text: progress.note(f"note: {text}"))
         config = resolve_router(options, found)
     except OptionError as error:
@@ -103,6 +105,14 @@ def route(arguments: list[str]) -> int:
         progress.note(f"note: {note}")
     adapters = tuple(msgspec.structs.replace(each, number=index + 1, slot=index) for index, each in enumerate(found.adapters))
     return serve(config, found.model, default_plan(config), progress, start_s, AdaptersRecord(len(adapters), adapters))
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raise OptionError for an address that cannot be had: a router may wait long for an engine before it takes it."""
+    try:
+        reserve_port(host, port).close()
+    except StartError as error:
+        raise OptionError(str(error)) from error
 
 
 def serve(

@@ -10,6 +10,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -242,6 +244,15 @@ def test_engines_are_shown(cluster: Cluster) -> None:
     assert router.metric("link_missed_heartbeats_total") > 0
     assert [line.split()[1] for line in router.ctl("engines").splitlines()] == ["STATE", "ready", "ready"]
     assert [line.split()[0] for line in router.ctl("ps").splitlines()[2:]] == ["supervisor", "api0", "tokenizer0", "link"]
+
+
+@pytest.mark.parametrize("address", [("--port", "{port}"), ("--host", "nowhere.invalid")])
+def test_address_is_checked_before_an_engine_answers(cluster: Cluster, tmp_path: Path, address: tuple[str, str]) -> None:
+    (tmp_path / "engines").write_text("127.0.0.1:9\n")
+    given = [text.format(port=cluster.router.port) for text in address]
+    command = [sys.executable, "-m", "tools.cli", "router", "--engines", str(tmp_path / "engines"), *given]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S)
+    assert (done.returncode, given[1] in done.stderr) == (2, True), done.stderr
 
 
 def test_a_router_chooses_the_engine(cluster: Cluster) -> None:
