@@ -19,7 +19,6 @@ from engine.process.adapters import AdapterRegistry
 from engine.process.context import ActorContext
 
 LATE_RETRY_NS = 5_000_000_000  # until an engine is asked again to load an adapter
-_NAME = "order.json"  # in the run's directory
 _LATE = "late-"  # begins ids of such orders
 
 
@@ -36,7 +35,7 @@ class RouterOrders:
         self._send = send
         self._report = report
         self._num_open = context.counter("orders_in_progress")
-        self._path = context.run.directory / _NAME
+        self._path = context.run.order_path
         self._open: list[RollingOrder] = []
         self._adapters = AdapterRegistry(context) if context.config.max_loras else None
         self._num_loads = 0  # by engines that came late
@@ -148,10 +147,8 @@ class RouterOrders:
 
     def _keep(self, order: RollingOrder) -> None:
         if must_be_equal(order.command.order):
-            unfinished = self._path.with_suffix(".new")
             try:
-                unfinished.write_bytes(msgspec.json.encode(order.kept))
-                unfinished.replace(self._path)
+                self._context.run.write(self._path, msgspec.json.encode(order.kept))
             except OSError as error:
                 self._trouble(f"cannot write {self._path}: {error.strerror}; if the link dies now, the order is not taken back")
 

@@ -14,6 +14,7 @@ as long as its owner holds the lock, so a process that gets the lock of a run wi
                                 with several replicas, weights.<k>.json
             adapters.json       the LoRA adapters in service, if adapters are enabled
             engines.json        the engines of a router, with their places in its tables
+            order.json          the order that they carry out just now
             control.ipc         supervisor's ROUTER: Command -> Reply
             kv-events.ipc       cache actor's PUB; with several replicas, kv-events.<k>.ipc
             api.sock                HTTP, with `--uds auto`
@@ -100,6 +101,11 @@ class Run(msgspec.Struct, frozen=True):
         return self.directory / "engines.json"
 
     @property
+    def order_path(self) -> Path:
+        """The order that a router's engines carry out just now (`engine/cluster/router_orders.py`)."""
+        return self.directory / "order.json"
+
+    @property
     def control_endpoint(self) -> str:
         return f"ipc://{self.directory / CONTROL_NAME}"
 
@@ -141,7 +147,8 @@ class Run(msgspec.Struct, frozen=True):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             actors = msgspec.json.decode(read_document(self.manifest_path), type=_ManifestActors).actors
         names = [actor.name for actor in actors if "/" not in actor.name]
-        documents = (self.model_path, self.vocabulary_path, self.adapters_path, self.engines_path, self.manifest_path)
+        of_router = (self.engines_path, self.order_path)
+        documents = (self.model_path, self.vocabulary_path, self.adapters_path, *of_router, self.manifest_path)
         records = f"{self.weights_path().stem}*.json"  # of each replica, or place of a router
         return [
             *map(self.log_path, names),

@@ -245,7 +245,9 @@ def test_documents(root: Path) -> None:
     run.write_weights(record)
     assert run.weights() == record
     assert sorted(path.name for path in run.directory.iterdir()) == ["lock", "manifest.json", "weights.json"]
+    run.write(run.order_path, b"{}")  # of a router that ends meanwhile
     remove_run(run)
+    assert not run.directory.exists()
     os.close(lock)
     with pytest.raises(TokamakError, match="manifest"):
         open_run(run.directory)
