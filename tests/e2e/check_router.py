@@ -40,12 +40,8 @@ ACTORS = ((-1, "tokenizer0"), (-1, "link"), *((k, name) for k in (0, 1) for name
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayedCluster]:
-    found = RelayedCluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        found.start()
+    with RelayedCluster(tmp_path_factory.mktemp("cluster")) as found:
         yield found
-    finally:
-        found.close()
 
 
 # ----------------------------------------------------------------------------------------------------------------- faults

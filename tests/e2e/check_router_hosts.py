@@ -82,12 +82,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedCluster]
         pytest.skip(
             f"no network namespaces can be made: {error}; the relay stands for the network (a cluster on several hosts)"
         )
-    found = HostedCluster(tmp_path_factory.mktemp("cluster"), hosts)
-    try:
-        found.start()
+    with HostedCluster(tmp_path_factory.mktemp("cluster"), hosts) as found:
         yield found
-    finally:
-        found.close()
         for host in hosts:
             host.remove()
 

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -19,6 +20,9 @@ from engine.cluster.key import make_key_file
 from tests.e2e.engine_process import ADMIN_KEY, EngineProcess
 from tests.waiting import WATCHDOG_S, wait_until
 from tools.ctl import main as ctl
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class RouterProcess(EngineProcess):
@@ -71,6 +75,17 @@ class Cluster:
     def close(self) -> None:
         for process in [self.router, *self.engines]:
             process.close()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def start_again(self, index: int) -> None:
         """Replace an engine that was killed."""

@@ -66,12 +66,8 @@ BODIES = mixed_bodies(8, seed=19, max_tokens=1000, max_prompt=150)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    found = Cluster(tmp_path_factory.mktemp("cluster"), MODEL, *OPTIONS)
-    try:
-        found.start()
+    with Cluster(tmp_path_factory.mktemp("cluster"), MODEL, *OPTIONS) as found:
         yield found
-    finally:
-        found.close()
 
 
 @pytest.fixture(scope="module")

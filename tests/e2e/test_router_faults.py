@@ -56,12 +56,8 @@ class RelayedCluster(Cluster):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayedCluster]:
-    found = RelayedCluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        found.start()
+    with RelayedCluster(tmp_path_factory.mktemp("cluster")) as found:
         yield found
-    finally:
-        found.close()
 
 
 @pytest.fixture(scope="module")

@@ -29,11 +29,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     for engine, variant in zip(found.engines, VARIANTS, strict=True):
         engine.command += ["--cpu-kernels", variant]
     found.router.command += ["--allow-mixed-kernels"]
-    try:
-        found.start()
+    with found:
         yield found
-    finally:
-        found.close()
 
 
 def content(answer: Answer) -> tuple[list[int], list[float]]:

@@ -56,12 +56,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, weights: Weights) -> Itera
     found.engines[0].command += ["--cluster-checkpoints", f"{shared},{weights.directory}"]
     found.engines[0].command += ["--lora-modules", f"a0={weights.directory / 'a0'}"]
     found.engines[1].command += ["--cluster-checkpoints", shared]
-    try:
-        found.start()
+    with found:
         weights.answers["first"] = answers(found.router, BODIES)
         yield found
-    finally:
-        found.close()
 
 
 def order(cluster: Cluster, name: str, **body: Any) -> httpx.Response:

@@ -28,12 +28,8 @@ KILLED = ((-1, "link"), (-1, "media0"), (0, "media0"), (0, "link"), (1, "schedul
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     options = ("--dtype", "float32", "--max-model-len", "400", "--restart-limit", "100", "--threads", "1")
-    found = Cluster(tmp_path_factory.mktemp("cluster"), GOLDEN / MODEL, *options)
-    try:
-        found.start()
+    with Cluster(tmp_path_factory.mktemp("cluster"), GOLDEN / MODEL, *options) as found:
         yield found
-    finally:
-        found.close()
 
 
 def requests() -> list[tuple[dict[str, Any], dict[str, Any]]]:
