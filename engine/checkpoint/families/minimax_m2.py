@@ -21,7 +21,7 @@ class MiniMaxM2(Family):
         (
             *("use_qk_norm", "qk_norm_type", "use_routing_bias", "attn_type_list", "mlp_intermediate_size"),
             *("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "shared_moe_mode", "shared_intermediate_size"),
-            "use_grouped_topk",  # by groups of experts, of which there are none
+            "use_grouped_topk",  # experts are not in groups here
         )
     )
 
